@@ -96,6 +96,7 @@ without_services() {
 
 at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
 
+# First in its profiles: it is the one thing that we do not install.
 rust() {
     local want have
     want=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)
@@ -106,7 +107,7 @@ rust() {
     fi
     have=$(rustc --version | cut -d' ' -f2)
     at_least "$want" "$have" || die "Rust $want (this is $have)" "rustup update stable"
-    say "build: Rust $have"
+    say "rust: $have"
 }
 
 component() {
@@ -209,8 +210,8 @@ bpf_allowed() {
 profile() {
     case $1 in
         build)
-            packages build "${build_packages[@]}"
             rust
+            packages build "${build_packages[@]}"
             ;;
         run)
             rights
@@ -225,16 +226,16 @@ profile() {
             bpf_allowed
             ;;
         check)
-            packages check "${check_packages[@]}"
             rust
+            packages check "${check_packages[@]}"
             component fmt rustfmt
             component clippy clippy
             cargo_tool check cargo-deny
             ;;
         kernels) packages kernels "${kernels_packages[@]}" ;;
         fuzz)
-            packages fuzz "${fuzz_packages[@]}"
             rust
+            packages fuzz "${fuzz_packages[@]}"
             cargo_tool fuzz cargo-fuzz
             ;;
         *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz" ;;
