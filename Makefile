@@ -1,0 +1,92 @@
+# Every target does its own set-up (scripts/setup.sh says what it changes) and may be run again at no cost.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BEELINE_CACHE ?= $(HOME)/.cache/beeline
+export BEELINE_CACHE
+# cargo's and root's programs, also where a CI runner has a short PATH; our own cached tools first.
+export PATH := $(BEELINE_CACHE)/bin:$(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
+
+FUZZ_TARGET ?= convert
+FUZZ_SECONDS ?= 60
+
+.PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-candidates fuzz \
+	test-kernels clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## packages and mounts for building, testing and the demo
+	@scripts/setup.sh build test
+
+build: ## both halves, debug
+	@scripts/setup.sh build
+	cargo build --workspace
+
+demo: ## the main job on an embedded example: backends, agent, dials, one table; under a minute once built
+	@scripts/setup.sh build run
+	cargo build --workspace
+	target/debug/demo
+
+test-quick: ## the pure crates only: no root, no kernel; BLESS=1 rewrites the golden cases
+	@scripts/setup.sh build
+	cargo test -p beeline-model -p beeline-cluster
+
+test: ## all tests, on the real kernel
+	@scripts/setup.sh build test
+	$(MAKE) other-layout
+	cargo build --workspace
+	@scripts/cargo-test.sh
+
+test-all: ## test, check, release build, older and newer kernels, fuzzing, bench: the long way round
+	$(MAKE) test
+	$(MAKE) check
+	$(MAKE) release
+	$(MAKE) test-kernels
+	$(MAKE) fuzz
+	$(MAKE) bench
+	@echo "test-all: everything passed"
+
+check: ## formatting, lints, licences and sources of dependencies, shell syntax
+	@scripts/setup.sh build check
+	cargo fmt --all --check
+	clang-format-19 --dry-run -Werror $(wildcard bpf/*.[ch])
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo-deny --log-level error check bans licenses sources
+	for script in .ci/run scripts/*.sh; do bash -n "$$script"; done
+	busybox sh -n scripts/kernels/init 2>/dev/null || sh -n scripts/kernels/init
+
+bench: ## socket path against direct, nftables and iptables; table, plot, target/bench/socket.json
+	@scripts/setup.sh build test
+	$(MAKE) release
+	target/release/beeline-bench socket
+
+bench-candidates: ## the table layouts and socket records that were compared
+	@scripts/setup.sh build test
+	$(MAKE) release
+	target/release/beeline-bench candidates
+
+fuzz: ## the converter on random input, FUZZ_SECONDS=60
+	@scripts/setup.sh build fuzz
+	cargo fuzz run -s none $(FUZZ_TARGET) -- -max_total_time=$(FUZZ_SECONDS)
+
+test-kernels: ## load, attach and dial in Debian's own kernels, under qemu without KVM
+	@scripts/setup.sh build kernels
+	cargo build --workspace
+	scripts/kernels.sh
+
+clean: ## remove target/; the cache of tools and kernels stays
+	cargo clean
+	@echo "clean: $(BEELINE_CACHE) is kept; it holds tools and kernels, and may be removed by hand"
+
+release:
+	cargo build --workspace --release
+
+# The upgrade tests need a second program whose map keys and values differ in size. Features are chosen for the whole
+# workspace, so that dependencies are built once for both.
+other-layout:
+	cargo build --workspace --bin beeline --features beeline/other-layout
+	mkdir -p target/other-layout
+	cp target/debug/beeline target/other-layout/beeline
