@@ -133,6 +133,7 @@ fetch() {
         done
         unpack "$folder"
         touch "$folder/complete"
+        find "$cache/$name" -maxdepth 1 -name 'linux-image-*' ! -name "$image" -exec rm -rf {} + # superseded
     fi
     echo "$folder"
 }
