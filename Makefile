@@ -68,9 +68,13 @@ bench-candidates: ## the table layouts and socket records that were compared
 	$(MAKE) release
 	target/release/beeline-bench candidates
 
+# Stable Rust has no sanitizers, hence -s none: coverage and panics are what we look for. New inputs stay under target/;
+# the corpus in the tree is read, and grows by hand.
 fuzz: ## the converter on random input, FUZZ_SECONDS=60
 	@scripts/setup.sh build fuzz
-	cargo fuzz run -s none $(FUZZ_TARGET) -- -max_total_time=$(FUZZ_SECONDS)
+	mkdir -p target/fuzz/found target/fuzz/corpus fuzz/corpus/$(FUZZ_TARGET)
+	cargo fuzz run -s none --target-dir target/fuzz $(FUZZ_TARGET) target/fuzz/corpus fuzz/corpus/$(FUZZ_TARGET) -- \
+		-max_total_time=$(FUZZ_SECONDS) -artifact_prefix=$(CURDIR)/target/fuzz/found/
 
 test-kernels: ## load, attach and dial in Debian's own kernels, under qemu without KVM
 	@scripts/setup.sh build kernels
