@@ -270,6 +270,7 @@ done
 for tool in qemu-system-x86_64 busybox cpio gzip xz strip ip apt-get dpkg-deb; do
     command -v "$tool" >/dev/null || die "$tool is missing: run scripts/setup.sh kernels"
 done
+[[ $(uname -m) == x86_64 ]] || die "the guests are x86_64, and so must the test program be; this is $(uname -m)"
 [[ -x $program ]] || die "no test program at $program: run cargo build --workspace first"
 [[ -r $keyring ]] || die "no $keyring: install debian-archive-keyring"
 for name in "${only[@]}"; do

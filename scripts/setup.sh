@@ -159,7 +159,8 @@ kernel() {
     have=$(uname -r)
     at_least "$minimum_kernel" "$have" || die "Linux $minimum_kernel (this is $have)" "boot a newer kernel"
     [[ -e /proc/sys/kernel/unprivileged_bpf_disabled ]] ||
-        die "the bpf() system call: kernel $have has no CONFIG_BPF_SYSCALL" "boot a kernel built with it, such as Debian's"
+        die "the bpf() system call: kernel $have has no CONFIG_BPF_SYSCALL" \
+            "boot a kernel built with it, such as Debian's"
     [[ -r /sys/kernel/btf/vmlinux ]] ||
         die "BTF at /sys/kernel/btf/vmlinux: kernel $have has no CONFIG_DEBUG_INFO_BTF" \
             "boot a kernel built with it, such as Debian's"
