@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
+/*
+ * For tests and benches only: doors into the decision, so that it can be asked without a socket. They are packet
+ * programs run by BPF_PROG_TEST_RUN, question and answer being the packet: such a run holds the RCU read lock as a hook
+ * does, so the agent's grace period waits for it. (A syscall program is sleepable: it may not use an LPM trie, and the
+ * grace period does not see it.)
+ */
+#include "resolve.h"
+
+struct __sk_buff;
+
+struct question {
+    struct dial dial;
+    struct verdict verdict;
+};
+
+/* One dial in, its verdict out; nothing is counted. */
+SEC("tc")
+int door(struct __sk_buff *skb)
+{
+    struct question q = {};
+    struct hit hit = {};
+
+    if (bpf_skb_load_bytes(skb, 0, &q.dial, sizeof(q.dial)))
+        return -1;
+    if (find(&q.dial, &hit))
+        decide(&q.dial, &hit, &q.verdict);
+    return bpf_skb_store_bytes(skb, 0, &q, sizeof(q), 0);
+}
+
+/*
+ * The same dial again and again while the tables change. The backend of service S stands at port P for every S, so a
+ * chosen port other than `expect` is a pod of another service.
+ */
+struct siege {
+    struct dial dial;
+    __u32 rounds;
+    __be16 expect;
+    __u16 pad;
+    __u64 resolved;
+    __u64 refused;
+    __u64 untouched;
+    __u64 wrong;
+    __u64 took; /* ns */
+    __u32 spread; /* > 1: the dialled v4 address is counted up by a random number below this */
+    __u32 pad2;
+};
+
+struct turn {
+    struct siege siege;
+    __u32 first;
+};
+
+static long knock(__u32 i, struct turn *t)
+{
+    struct verdict v = {};
+    struct hit hit = {};
+
+    t->siege.dial.random = bpf_get_prandom_u32();
+    if (t->siege.spread > 1)
+        t->siege.dial.address.word[3] =
+            bpf_htonl(t->first + ((__u64)bpf_get_prandom_u32() * t->siege.spread >> 32));
+    if (find(&t->siege.dial, &hit))
+        decide(&t->siege.dial, &hit, &v);
+    if (v.action == ACTION_RESOLVED)
+        t->siege.resolved++;
+    else if (v.action == ACTION_REFUSED)
+        t->siege.refused++;
+    else
+        t->siege.untouched++;
+    if (v.action == ACTION_RESOLVED && t->siege.expect && v.port != t->siege.expect)
+        t->siege.wrong++;
+    return 0;
+}
+
+SEC("tc")
+int besiege(struct __sk_buff *skb)
+{
+    struct turn t = {};
+    __u64 start;
+
+    if (bpf_skb_load_bytes(skb, 0, &t.siege, sizeof(t.siege)))
+        return -1;
+    t.first = bpf_ntohl(t.siege.dial.address.word[3]);
+    start = bpf_ktime_get_ns();
+    bpf_loop(t.siege.rounds & 0x7fffff, knock, &t, 0);
+    t.siege.took = bpf_ktime_get_ns() - start;
+    return bpf_skb_store_bytes(skb, 0, &t.siege, sizeof(t.siege), 0);
+}
+
+/* Layouts of what tests pass in, for the skeleton's types. */
+const volatile struct question question_layout;
+const volatile struct siege siege_layout;
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * What the programs need to know of the kernel, written out by hand: fixed-width types, the few enums and context
+ * structs of the stable BPF interface, and the kernel structs that are read by CO-RE (only the fields that are read;
+ * libbpf finds their real offsets at load). A generated vmlinux.h would tie the build to the building host's kernel,
+ * and the system's headers would tie it to a libc.
+ */
+#pragma once
+
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+typedef unsigned int __u32;
+typedef unsigned long long __u64;
+typedef signed char __s8;
+typedef short __s16;
+typedef int __s32;
+typedef long long __s64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u64 __be64;
+typedef __u32 __wsum;
+typedef _Bool bool;
+
+#define true 1
+#define false 0
+#define NULL ((void *)0)
+
+enum {
+    BPF_MAP_TYPE_HASH = 1,
+    BPF_MAP_TYPE_ARRAY = 2,
+    BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+    BPF_MAP_TYPE_LRU_HASH = 9,
+    BPF_MAP_TYPE_LPM_TRIE = 11,
+    BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
+    BPF_MAP_TYPE_SK_STORAGE = 24,
+    BPF_MAP_TYPE_RINGBUF = 27,
+};
+
+enum { BPF_F_NO_PREALLOC = 1U << 0, BPF_F_MMAPABLE = 1U << 10 };
+enum { BPF_ANY = 0 };
+enum { BPF_SK_STORAGE_GET_F_CREATE = 1 };
+
+enum { SOCK_STREAM = 1, SOCK_DGRAM = 2 };
+enum { IPPROTO_TCP = 6, IPPROTO_UDP = 17, IPPROTO_MPTCP = 262 };
+enum { ECONNREFUSED = 111, ENOBUFS = 105 };
+enum { SK_ESTABLISHED = 1 };
+
+struct bpf_sock {
+    __u32 bound_dev_if;
+    __u32 family;
+    __u32 type;
+    __u32 protocol;
+    __u32 mark;
+    __u32 priority;
+    __u32 src_ip4;
+    __u32 src_ip6[4];
+    __u32 src_port;
+    __be16 dst_port;
+    __u16 : 16;
+    __u32 dst_ip4;
+    __u32 dst_ip6[4];
+    __u32 state;
+    __s32 rx_queue_mapping;
+};
+
+struct bpf_sock_addr {
+    __u32 user_family;
+    __u32 user_ip4;
+    __u32 user_ip6[4];
+    __u32 user_port;
+    __u32 family;
+    __u32 type;
+    __u32 protocol;
+    __u32 msg_src_ip4;
+    __u32 msg_src_ip6[4];
+    union {
+        struct bpf_sock *sk;
+        __u64 : 64;
+    } __attribute__((aligned(8)));
+};
+
+#define KERNEL_STRUCT __attribute__((preserve_access_index))
+
+struct in6_addr {
+    union {
+        __be32 u6_addr32[4];
+    } in6_u;
+} KERNEL_STRUCT;
+
+struct ns_common {
+    unsigned int inum;
+} KERNEL_STRUCT;
+
+struct net {
+    struct ns_common ns;
+} KERNEL_STRUCT;
+
+typedef struct {
+    struct net *net;
+} possible_net_t;
+
+typedef struct {
+    __s64 counter;
+} atomic64_t;
+
+struct sock_common {
+    __be32 skc_daddr;
+    __be16 skc_dport;
+    unsigned short skc_family;
+    volatile unsigned char skc_state;
+    possible_net_t skc_net;
+    struct in6_addr skc_v6_daddr;
+    atomic64_t skc_cookie;
+} KERNEL_STRUCT;
+
+struct inode {
+    unsigned long i_ino;
+} KERNEL_STRUCT;
+
+struct file {
+    struct inode *f_inode;
+} KERNEL_STRUCT;
+
+struct socket {
+    struct file *file;
+} KERNEL_STRUCT;
+
+struct sock {
+    struct sock_common __sk_common;
+    struct socket *sk_socket;
+} KERNEL_STRUCT;
+
+struct inet_sock {
+    struct sock sk;
+} KERNEL_STRUCT;
+
+struct udp_sock {
+    struct inet_sock inet;
+} KERNEL_STRUCT;
+
+struct tcp_sock {
+    bool is_mptcp;
+} KERNEL_STRUCT;
+
+struct mptcp_sock {
+    struct sock *first;
+} KERNEL_STRUCT;
+
+struct bpf_sock_addr_kern {
+    struct sock *sk;
+} KERNEL_STRUCT;
+
+struct seq_file;
+struct bpf_map;
+
+struct bpf_iter_meta {
+    struct seq_file *seq;
+    __u64 session_id;
+    __u64 seq_num;
+} KERNEL_STRUCT;
+
+struct bpf_iter__bpf_sk_storage_map {
+    struct bpf_iter_meta *meta;
+    struct bpf_map *map;
+    struct sock *sk;
+    void *value;
+} KERNEL_STRUCT;
+
+struct bpf_iter__udp {
+    struct bpf_iter_meta *meta;
+    struct udp_sock *udp_sk;
+    __u32 uid __attribute__((aligned(8)));
+    int bucket __attribute__((aligned(8)));
+} KERNEL_STRUCT;
+
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+
+#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
+#define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * Map declarations, nothing else. Sizes here are small defaults; user space sets the real ones before load. Arrays
+ * that the agent changes while dials run are mapped into its memory: a change of one endpoint is a few stores.
+ */
+#pragma once
+#include "abi.h"
+
+#define TABLE(name_, type_, key_, value_, size_, flags_)                                           \
+    struct {                                                                                       \
+        __uint(type, type_);                                                                       \
+        __uint(max_entries, size_);                                                                \
+        __uint(map_flags, flags_);                                                                 \
+        __type(key, key_);                                                                         \
+        __type(value, value_);                                                                     \
+    } name_ SEC(".maps")
+
+/* the agent's */
+TABLE(filter, BPF_MAP_TYPE_ARRAY, __u32, struct filter, 1, BPF_F_MMAPABLE);
+TABLE(frontend, BPF_MAP_TYPE_HASH, struct frontend_key, struct frontend, 1024, 0);
+TABLE(set, BPF_MAP_TYPE_ARRAY, __u32, struct set, 1024, BPF_F_MMAPABLE);
+TABLE(slot, BPF_MAP_TYPE_ARRAY, __u32, __u32, 1024, BPF_F_MMAPABLE);
+TABLE(backend, BPF_MAP_TYPE_ARRAY, __u32, struct backend, 1024, BPF_F_MMAPABLE);
+TABLE(node, BPF_MAP_TYPE_HASH, struct address, struct node, 1024, 0);
+TABLE(source, BPF_MAP_TYPE_LPM_TRIE, struct source_key, __u32, 1024, BPF_F_NO_PREALLOC);
+TABLE(name, BPF_MAP_TYPE_ARRAY, __u32, struct name, 1024, BPF_F_MMAPABLE);
+TABLE(cgroup, BPF_MAP_TYPE_HASH, __u64, struct cgroup_rule, 1024, 0);
+TABLE(control, BPF_MAP_TYPE_ARRAY, __u32, struct control, 1, BPF_F_MMAPABLE);
+
+/* the kernel's */
+TABLE(affinity, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 1024, 0);
+TABLE(counters, BPF_MAP_TYPE_ARRAY, __u32, struct counters, 1024, BPF_F_MMAPABLE);
+TABLE(picks, BPF_MAP_TYPE_ARRAY, __u32, __u64, 1024, BPF_F_MMAPABLE);
+TABLE(stats, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, STATS, 0);
+TABLE(tcp_record, BPF_MAP_TYPE_SK_STORAGE, int, struct tcp_record, 0, BPF_F_NO_PREALLOC);
+TABLE(udp_record, BPF_MAP_TYPE_SK_STORAGE, int, struct udp_record, 0, BPF_F_NO_PREALLOC);
+TABLE(mptcp_record, BPF_MAP_TYPE_LRU_HASH, __u64, struct tcp_record, 4096, 0);
+TABLE(overflow, BPF_MAP_TYPE_LRU_HASH, struct overflow_key, struct peer, 16384, 0);
+
+struct {
+    __uint(type, BPF_MAP_TYPE_RINGBUF);
+    __uint(max_entries, 1 << 20);
+} events SEC(".maps");

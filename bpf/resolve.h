@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * The decision: dial in, verdict out. Knows no hook and no context, so that the same code serves every hook and the
+ * doors that tests knock at; crates/model/src/resolve.rs is its twin in Rust.
+ *
+ * Two steps, because most dials are no service: find() costs a bit test then and nothing else; decide() needs the
+ * random number, the clock and the client, which the hook gathers only after a hit.
+ *
+ * Readers are never locked out and never see a half: {set, mark} and span are each loaded as one word; what they point
+ * at was written before them and is recycled only after an RCU grace period. A frontend's tag guards the one thing
+ * that the kernel recycles at once, the hash's own elements.
+ */
+#pragma once
+#include "maps.h"
+
+enum { LOOKS = 3, LINKS = 3, PICKS = 3 };
+
+/* Fixed at load. */
+const volatile __u32 shards = 1; /* of counters; a power of two */
+const volatile __u32 epoch; /* of the tables: ids in socket records of another epoch mean nothing */
+const volatile __u8 empty_local_drops; /* --empty-local=drop */
+const volatile __u64 host_netns; /* cookie of the host's own network namespace */
+
+struct hit {
+    __u32 set;
+    __u8 kind;
+    __u8 foreign; /* a NodePort at another node's address */
+};
+
+static __always_inline bool is_v4(const struct address *a)
+{
+    return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline bool same_address(const struct address *a, const struct address *b)
+{
+    return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
+           a->word[3] == b->word[3];
+}
+
+static __always_inline bool is_loopback(const struct address *a)
+{
+    if (is_v4(a))
+        return (a->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+    return !a->word[0] && !a->word[1] && !a->word[2] && a->word[3] == bpf_htonl(1);
+}
+
+/* 0.0.0.0 and :: as a destination mean loopback. */
+static __always_inline void settle_any(struct address *a)
+{
+    if (is_v4(a) && !a->word[3])
+        a->word[3] = bpf_htonl(0x7f000001);
+    else if (!a->word[0] && !a->word[1] && !a->word[2] && !a->word[3])
+        a->word[3] = bpf_htonl(1);
+}
+
+static __always_inline __u64 mix(__u64 h, __u64 w)
+{
+    h ^= w;
+    h *= 0x9e3779b97f4a7c15ULL;
+    return h ^ (h >> 29);
+}
+
+static __always_inline __u64 pair(__u32 low, __u32 high)
+{
+    return (__u64)high << 32 | low;
+}
+
+static __always_inline __u32 tag_of_address(const struct address *a)
+{
+    __u64 h = mix(0, pair(a->word[0], a->word[1]));
+
+    return mix(h, pair(a->word[2], a->word[3])) >> 32;
+}
+
+static __always_inline __u32 tag_of(const struct frontend_key *k)
+{
+    __u64 h = mix(0, pair(k->address.word[0], k->address.word[1]));
+
+    h = mix(h, pair(k->address.word[2], k->address.word[3]));
+    h = mix(h, pair(k->view, (__u32)k->port | (__u32)k->protocol << 16 | (__u32)k->scope << 24));
+    return (h >> 32) & ~MARK_KIND;
+}
+
+static __always_inline void count_stat(__u32 which)
+{
+    __u64 *n = bpf_map_lookup_elem(&stats, &which);
+
+    if (n)
+        (*n)++;
+}
+
+/* ---- find: is this a frontend? ---- */
+
+static __always_inline bool look(const struct frontend_key *key, struct hit *hit)
+{
+    __u32 tag = tag_of(key);
+
+    for (int i = 0; i < LOOKS; i++) {
+        __u64 *row = bpf_map_lookup_elem(&frontend, key);
+        __u64 word;
+
+        if (!row)
+            return false;
+        word = READ_ONCE(*row);
+        if (((__u32)(word >> 32) & ~MARK_KIND) == tag) {
+            hit->set = (__u32)word;
+            hit->kind = (word >> 32) & MARK_KIND;
+            return true;
+        }
+    }
+    count_stat(STAT_RACED_OUT);
+    return false;
+}
+
+static __always_inline bool in_ranges(const struct filter *f, const struct address *a)
+{
+    if (is_v4(a)) {
+        __u32 ip = bpf_ntohl(a->word[3]);
+
+        for (int i = 0; i < RANGES; i++) {
+            __u64 range = READ_ONCE(f->v4[i]);
+
+            if (range && (ip & (__u32)range) == range >> 32)
+                return true;
+        }
+        return false;
+    }
+    __u64 ip = (__u64)bpf_ntohl(a->word[0]) << 32 | bpf_ntohl(a->word[1]);
+
+    for (int i = 0; i < RANGES; i++) {
+        __u64 range = READ_ONCE(f->v6[i]);
+
+        if (range && (ip ^ (range & ~0xffULL)) >> (64 - (range & 63)) == 0)
+            return true;
+    }
+    return false;
+}
+
+static __always_inline bool find_node_port(const struct address *at, struct frontend_key *key,
+                                           bool host, struct hit *hit)
+{
+    struct address node_address = *at;
+    __u64 *row, word;
+
+    if (is_v4(at) && is_loopback(at))
+        node_address.word[3] = bpf_htonl(0x7f000001);
+    row = bpf_map_lookup_elem(&node, &node_address);
+    if (!row)
+        return false;
+    word = READ_ONCE(*row);
+    if ((__u32)(word >> 32) != tag_of_address(&node_address))
+        return false;
+    if ((word >> 16) & NODE_LOOPBACK && !host)
+        return false;
+    key->view = (__u16)word;
+    key->address.word[0] = key->address.word[1] = key->address.word[3] = 0;
+    key->address.word[2] = is_v4(at) ? bpf_htonl(0xffff) : 0;
+    hit->foreign = !((word >> 16) & NODE_OWN);
+    return look(key, hit);
+}
+
+static __always_inline bool find(const struct dial *d, struct hit *hit)
+{
+    struct frontend_key key = {};
+    __u32 zero = 0, port = bpf_ntohs(d->port), bits;
+    struct filter *f = bpf_map_lookup_elem(&filter, &zero);
+    bool ranged;
+
+    if (!f || (d->protocol != IPPROTO_TCP && d->protocol != IPPROTO_UDP))
+        return false;
+    bits = READ_ONCE(f->ports[d->protocol == IPPROTO_UDP][(port >> 5) & (PORT_WORDS - 1)]) >>
+           ((port & 31) * 2);
+    bits &= PORT_FRONTEND | PORT_NODE;
+    ranged = in_ranges(f, &d->address);
+    if (!bits && !ranged)
+        return false;
+
+    key.address = d->address;
+    settle_any(&key.address);
+    key.view = d->view;
+    key.port = d->port;
+    key.protocol = d->protocol;
+    key.scope = d->scope;
+    hit->foreign = 0;
+    if (bits & PORT_FRONTEND && look(&key, hit))
+        return true;
+    if (ranged) {
+        key.port = 0;
+        key.protocol = 0;
+        if (look(&key, hit))
+            return true;
+        key.port = d->port;
+        key.protocol = d->protocol;
+    }
+    if (bits & PORT_NODE) {
+        struct address at = key.address;
+
+        return find_node_port(&at, &key, d->host, hit);
+    }
+    return false;
+}
+
+/* ---- decide: which backend? ---- */
+
+static __always_inline void take(const struct backend *b, __u32 id, __u32 state, struct verdict *v)
+{
+    v->address = b->address;
+    v->port = b->port;
+    v->backend = id;
+    v->generation = state >> 8;
+    v->action = ACTION_RESOLVED;
+    v->reason = REASON_NONE;
+}
+
+static __always_inline bool is_member(const struct backend *b, __u32 state, const struct set *s)
+{
+    return b->owner == s->owner && state & s->role && (s->role != ROLE_NODE || b->node == s->node);
+}
+
+/* A backend that was chosen before holds while it is in the set that is used now. */
+static __always_inline bool take_again(const struct set *s, __u32 id, __u32 generation,
+                                       struct verdict *v)
+{
+    struct backend *b = bpf_map_lookup_elem(&backend, &id);
+    __u32 state;
+
+    if (!b)
+        return false;
+    state = READ_ONCE(b->state);
+    if (state >> 8 != generation || !is_member(b, state, s))
+        return false;
+    take(b, id, state, v);
+    return true;
+}
+
+static __always_inline struct affinity_key affinity_of(const struct dial *d, const struct set *s)
+{
+    struct affinity_key key = {
+        .client = d->client,
+        .owner = s->owner,
+        .family = is_v4(&d->address) ? 4 : 6,
+    };
+
+    return key;
+}
+
+static __always_inline bool take_remembered(const struct dial *d, const struct set *s,
+                                            struct verdict *v)
+{
+    struct affinity_key key = affinity_of(d, s);
+    struct affinity *a = bpf_map_lookup_elem(&affinity, &key);
+
+    if (!a || a->epoch != epoch || d->now - a->used > (__u64)s->affinity * 1000000000ULL)
+        return false;
+    if (!take_again(s, a->backend, a->generation, v))
+        return false;
+    a->used = d->now;
+    v->affinity = 1;
+    return true;
+}
+
+static __always_inline void remember(const struct dial *d, const struct set *s,
+                                     const struct verdict *v)
+{
+    struct affinity_key key = affinity_of(d, s);
+    struct affinity a = {
+        .backend = v->backend,
+        .generation = v->generation,
+        .used = d->now,
+        .address = v->address,
+        .port = v->port,
+        .epoch = epoch,
+    };
+
+    bpf_map_update_elem(&affinity, &key, &a, BPF_ANY);
+}
+
+static __always_inline __u32 slot_at(const struct set *s, __u64 span, __u32 index)
+{
+    __u32 at = (__u32)span + index, *id;
+
+    if ((__u32)span == SPAN_INLINE)
+        return READ_ONCE(s->slot[index & (INLINE_SLOTS - 1)]);
+    id = bpf_map_lookup_elem(&slot, &at);
+    return id ? READ_ONCE(*id) : 0;
+}
+
+static __always_inline bool pick(const struct dial *d, const struct set *s, struct verdict *v)
+{
+    __u32 random = d->random;
+
+    for (int i = 0; i < PICKS; i++) {
+        __u64 span = READ_ONCE(s->span);
+        __u32 count = (span >> 32) & 0xffff, id;
+        struct backend *b;
+        __u32 state;
+
+        if (!count)
+            return false;
+        id = slot_at(s, span, ((__u64)random * count) >> 32);
+        b = bpf_map_lookup_elem(&backend, &id);
+        if (b) {
+            state = READ_ONCE(b->state);
+            /*
+             * The last look takes what it meets: a backend of this set that is on its way out is an answer of a
+             * moment ago, a failed dial would be none at all.
+             */
+            if (is_member(b, state, s) || (i == PICKS - 1 && b->owner == s->owner && b->port)) {
+                take(b, id, state, v);
+                return true;
+            }
+        }
+        v->races++;
+        random = random * 1664525 + 1013904223;
+    }
+    count_stat(STAT_RACED_OUT);
+    return false;
+}
+
+static __always_inline bool may_dial(const struct dial *d, const struct set *s)
+{
+    struct source_key key = { .prefix = 32 + 128, .owner = s->owner, .address = d->source };
+
+    return bpf_map_lookup_elem(&source, &key) != NULL;
+}
+
+static __always_inline void refuse(struct verdict *v, __u8 reason)
+{
+    v->action = ACTION_REFUSED;
+    v->reason = reason;
+}
+
+/* Others exist, but this dialler may not have them: refused, or left to be lost as with kube-proxy. */
+static __always_inline void fail(struct verdict *v, __u8 reason)
+{
+    v->action = empty_local_drops ? ACTION_UNTOUCHED : ACTION_REFUSED;
+    v->reason = reason;
+}
+
+static __always_inline bool take_from(const struct dial *d, const struct set *s, struct verdict *v)
+{
+    if (!((READ_ONCE(s->span) >> 32) & 0xffff))
+        return false;
+    if (d->prefer && take_again(s, d->prefer, d->prefer_generation, v))
+        return true;
+    if (!s->affinity)
+        return pick(d, s, v);
+    if (take_remembered(d, s, v))
+        return true;
+    if (!pick(d, s, v))
+        return false;
+    remember(d, s, v);
+    return true;
+}
+
+static __always_inline void empty(const struct set *s, struct verdict *v)
+{
+    if (s->when_empty == EMPTY_FAIL)
+        fail(v, REASON_NO_LOCAL);
+    else
+        refuse(v, REASON_NO_ENDPOINT);
+}
+
+/* The set speaks for itself before any pick; true: the verdict stands. */
+static __always_inline bool bar(const struct dial *d, const struct hit *hit, const struct set *s,
+                                struct verdict *v)
+{
+    if (s->flags & SET_OWN_NODE && hit->foreign) {
+        if ((READ_ONCE(s->span) >> 32) & 0xffff)
+            fail(v, REASON_NO_LOCAL);
+        else
+            refuse(v, REASON_NO_ENDPOINT);
+        return true;
+    }
+    if (s->flags & SET_SOURCE_RANGES) {
+        if (!d->source_known) {
+            v->action = ACTION_UNTOUCHED;
+            v->reason = REASON_SOURCE_UNKNOWN;
+            return true;
+        }
+        if (!may_dial(d, s)) {
+            fail(v, REASON_SOURCE_DENIED);
+            return true;
+        }
+    }
+    return false;
+}
+
+static __always_inline void decide(const struct dial *d, const struct hit *hit, struct verdict *v)
+{
+    __u32 id = hit->set;
+
+    v->kind = hit->kind;
+    if (id == SET_CLOSED) {
+        v->set = id;
+        refuse(v, REASON_NO_PORT);
+        return;
+    }
+    for (int i = 0; i < LINKS; i++) {
+        struct set *s = bpf_map_lookup_elem(&set, &id);
+
+        if (!s)
+            return;
+        v->set = id;
+        v->owner = s->owner;
+        v->rule = s->rule;
+        if (bar(d, hit, s, v) || take_from(d, s, v))
+            return;
+        id = s->next;
+        if (id == SET_NONE) {
+            empty(s, v);
+            return;
+        }
+    }
+}
+
+/* ---- what a verdict leaves behind ---- */
+
+static __always_inline void account(const struct verdict *v)
+{
+    __u32 at = v->owner * shards + (bpf_get_smp_processor_id() & (shards - 1));
+    __u32 id = v->backend;
+    struct counters *c = bpf_map_lookup_elem(&counters, &at);
+    __u64 *n;
+
+    if (c) {
+        if (v->action == ACTION_RESOLVED)
+            __sync_fetch_and_add(&c->dials, 1);
+        else if (v->reason == REASON_NO_LOCAL)
+            __sync_fetch_and_add(&c->no_local, 1);
+        else if (v->reason == REASON_SOURCE_DENIED)
+            __sync_fetch_and_add(&c->source_denied, 1);
+        if (v->action == ACTION_REFUSED)
+            __sync_fetch_and_add(&c->refused, 1);
+        if (v->affinity)
+            __sync_fetch_and_add(&c->affinity_hits, 1);
+        if (v->races)
+            __sync_fetch_and_add(&c->raced, v->races);
+    }
+    if (v->reason == REASON_SOURCE_UNKNOWN)
+        count_stat(STAT_SOURCE_UNKNOWN);
+    if (v->action != ACTION_RESOLVED)
+        return;
+    n = bpf_map_lookup_elem(&picks, &id);
+    if (n)
+        __sync_fetch_and_add(n, 1);
+}

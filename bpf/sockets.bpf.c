@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
+/*
+ * Stale UDP sockets. `survey` walks the sockets that have a record, in all network namespaces at once, and reports the
+ * connected ones; user space decides which of them hold a backend that is gone. `reap` then walks the UDP sockets of one
+ * namespace (its opener's) and destroys exactly the condemned: by cookie, and only while still connected to the backend
+ * that condemned it.
+ */
+#include "record.h"
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 65536);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, __u64); /* cookie */
+    __type(value, struct peer);
+} condemned SEC(".maps");
+
+extern int bpf_sock_destroy(struct sock_common *sk) __ksym __weak;
+
+static __always_inline bool still_connected(struct sock *sk, const struct peer *p)
+{
+    struct address a = { .word = { 0, 0, bpf_htonl(0xffff), sk->__sk_common.skc_daddr } };
+
+    if (sk->__sk_common.skc_state != SK_ESTABLISHED || !p->chosen_port ||
+        sk->__sk_common.skc_dport != p->chosen_port)
+        return false;
+    if (!is_v4(&p->chosen)) {
+        a.word[0] = sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32[0];
+        a.word[1] = sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32[1];
+        a.word[2] = sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32[2];
+        a.word[3] = sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32[3];
+    }
+    return same_address(&a, &p->chosen);
+}
+
+SEC("iter/bpf_sk_storage_map")
+int survey(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+    struct sock *sk = ctx->sk;
+    struct udp_record *r = ctx->value;
+    struct surveyed s = {};
+
+    if (!sk || !r)
+        return 0;
+    s.peer = r->peer[0];
+    if (!still_connected(sk, &s.peer))
+        return 0;
+    s.cookie = r->cookie;
+    s.netns = r->netns;
+    s.epoch = r->epoch;
+    s.netns_inode = sk->__sk_common.skc_net.net->ns.inum;
+    s.inode = BPF_CORE_READ(sk, sk_socket, file, f_inode, i_ino);
+    bpf_seq_write(ctx->meta->seq, &s, sizeof(s));
+    return 0;
+}
+
+SEC("iter/udp")
+int reap(struct bpf_iter__udp *ctx)
+{
+    struct sock *sk = (struct sock *)ctx->udp_sk;
+    struct peer *p;
+    __u64 cookie;
+
+    if (!sk)
+        return 0;
+    cookie = sk->__sk_common.skc_cookie.counter;
+    p = bpf_map_lookup_elem(&condemned, &cookie);
+    if (!p || !still_connected(sk, p))
+        return 0;
+    if (bpf_sock_destroy((struct sock_common *)sk) == 0)
+        bpf_seq_write(ctx->meta->seq, &cookie, sizeof(cookie));
+    return 0;
+}
+
+const volatile struct surveyed surveyed_layout;
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

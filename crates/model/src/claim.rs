@@ -1,0 +1,116 @@
+//! Who owns an address + port + protocol that several claim: ClusterIP, then load-balancer address, then externalIP, then
+//! a policy's virtual address, then NodePort rows; within a kind the older, then by namespace and name. The losers are
+//! known, never mixed in.
+
+use crate::fact::Service;
+use crate::name::{ServiceName, SetName};
+use crate::row::{FrontendKey, Kind};
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub kind: Kind,
+    pub created: i64,
+    pub service: ServiceName,
+    /// `None`: the ClusterIP is known and has no such port.
+    pub set: Option<SetName>,
+}
+
+impl Claim {
+    pub fn new(service: &Service, kind: Kind, set: SetName) -> Claim {
+        Claim { kind, created: service.created, service: service.name.clone(), set: Some(set) }
+    }
+
+    pub fn closed(service: &Service) -> Claim {
+        Claim { kind: Kind::ClusterIp, created: service.created, service: service.name.clone(), set: None }
+    }
+
+    fn order(&self, other: &Claim) -> Ordering {
+        (self.kind, self.created, &self.service, &self.set).cmp(&(other.kind, other.created, &other.service, &other.set))
+    }
+}
+
+/// Almost every key has one claimant.
+#[derive(Debug)]
+enum Claimants {
+    One(Claim),
+    /// Sorted, the winner first; at least two.
+    Many(Vec<Claim>),
+}
+
+impl Claimants {
+    fn winner(&self) -> &Claim {
+        match self {
+            Claimants::One(claim) => claim,
+            Claimants::Many(claims) => &claims[0],
+        }
+    }
+
+    fn list(&self) -> &[Claim] {
+        match self {
+            Claimants::One(claim) => std::slice::from_ref(claim),
+            Claimants::Many(claims) => claims,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Claims {
+    by_key: HashMap<FrontendKey, Claimants>,
+}
+
+impl Claims {
+    pub fn winner(&self, key: &FrontendKey) -> Option<&Claim> {
+        self.by_key.get(key).map(Claimants::winner)
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &FrontendKey> {
+        self.by_key.keys()
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    pub fn add(&mut self, key: FrontendKey, claim: Claim) {
+        let Some(old) = self.by_key.remove(&key) else {
+            self.by_key.insert(key, Claimants::One(claim));
+            return;
+        };
+        let mut claims = old.list().to_vec();
+        claims.push(claim);
+        claims.sort_by(Claim::order);
+        claims.dedup();
+        self.put(key, claims);
+    }
+
+    /// Takes back all that this service claims of the key.
+    pub fn remove(&mut self, key: &FrontendKey, service: &ServiceName) {
+        let Some(old) = self.by_key.remove(key) else { return };
+        let claims = old.list().iter().filter(|c| c.service != *service).cloned().collect();
+        self.put(*key, claims);
+    }
+
+    fn put(&mut self, key: FrontendKey, mut claims: Vec<Claim>) {
+        let claimants = match claims.len() {
+            0 => return,
+            1 => Claimants::One(claims.remove(0)),
+            _ => Claimants::Many(claims),
+        };
+        self.by_key.insert(key, claimants);
+    }
+
+    /// Every key that is claimed by more than one service: the winner, and who lost. "Known" rows never conflict.
+    pub fn conflicts(&self) -> impl Iterator<Item = (&FrontendKey, &Claim, &[Claim])> {
+        self.by_key.iter().filter_map(|(key, claimants)| {
+            let (winner, losers) = claimants.list().split_first()?;
+            let real = key.protocol.is_some() && losers.iter().any(|l| l.service != winner.service);
+            real.then_some((key, winner, losers))
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! Facts: what the cluster says, in our types. Only fields that decide something; sources (a folder of manifests, an API
+//! server) produce them and nothing downstream knows which source it was.
+
+use crate::address::{Address, Family};
+use crate::name::{Name, Protocol, ServiceName};
+use ipnet::IpNet;
+use serde::Serialize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize)]
+pub enum Policy {
+    #[default]
+    Cluster,
+    Local,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    pub name: Name,
+    pub protocol: Protocol,
+    pub port: u16,
+    /// 0: none.
+    pub node_port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub name: ServiceName,
+    /// Seconds since the epoch; the older claimant of an address wins.
+    pub created: i64,
+    /// At most one a family.
+    pub cluster_ips: Box<[Address]>,
+    pub load_balancer_ips: Box<[Address]>,
+    pub external_ips: Box<[Address]>,
+    /// Who may dial the load-balancer addresses; empty: everybody. Trimmed; a /0 of a family has been dropped.
+    pub source_ranges: Box<[IpNet]>,
+    /// NodePort or LoadBalancer: nodePorts count.
+    pub has_node_ports: bool,
+    pub internal: Policy,
+    pub external: Policy,
+    /// ClientIP affinity, in seconds.
+    pub affinity: Option<u32>,
+    /// 0: none.
+    pub health_check_node_port: u16,
+    pub ports: Box<[ServicePort]>,
+}
+
+impl Service {
+    pub fn cluster_ip(&self, family: Family) -> Option<Address> {
+        self.cluster_ips.iter().copied().find(|a| a.family() == family)
+    }
+
+    /// External Local counts only where there is something external to be local about.
+    pub fn external_local(&self) -> bool {
+        self.external == Policy::Local
+            && (self.has_node_ports || !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty())
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    pub name: Name,
+    pub protocol: Protocol,
+    pub port: u16,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    pub zones: Box<[Name]>,
+    pub nodes: Box<[Name]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    pub address: Address,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    pub node: Option<Name>,
+    pub hints: Option<Box<Hints>>,
+}
+
+/// The namespace and name of an EndpointSlice, which is not that of its Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SliceName {
+    pub cluster: Name,
+    pub namespace: Name,
+    pub name: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    pub name: SliceName,
+    pub service: ServiceName,
+    pub family: Family,
+    pub ports: Box<[SlicePort]>,
+    pub endpoints: Box<[Endpoint]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum AddressType {
+    Internal,
+    External,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Node {
+    pub cluster: Name,
+    pub name: Name,
+    pub addresses: Vec<(AddressType, Address)>,
+    pub zone: Option<Name>,
+    /// False: being deleted, or tainted for removal by the cluster autoscaler.
+    pub eligible: bool,
+}
+
+impl Node {
+    /// What kube-proxy calls the node's IPs: the internal addresses, or, with none, the external ones; first of a family.
+    pub fn primary(&self, family: Family) -> Option<Address> {
+        let first = |kind| self.addresses.iter().find(|(k, a)| *k == kind && a.family() == family);
+        first(AddressType::Internal).or_else(|| first(AddressType::External)).map(|(_, a)| *a)
+    }
+}
+
+/// One change of the facts. `None`/absence is said by the delete variants, so that a name is never guessed from a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact {
+    Service(Service),
+    ServiceGone(ServiceName),
+    Slice(Slice),
+    SliceGone(SliceName),
+    Node(Node),
+    NodeGone { cluster: Name, name: Name },
+}
+
+/// Why an object, or a part of one, is not served: said once in the log, counted, and shown by `status`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Refusal {
+    /// `Service default/web`, `file web.yaml document 2`, ...
+    pub subject: String,
+    /// A short word for metrics.
+    pub reason: &'static str,
+    pub message: String,
+}

@@ -1,0 +1,23 @@
+//! The pure core: what the cluster says (facts), which endpoints a dial may reach (select), what this node should
+//! therefore program (plan), the rows that say so to the kernel (row, table, diff), and a resolver over those rows that
+//! decides as the kernel half does (resolve). No IO, no clock, no kernel: values in, values out.
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod claim;
+pub mod diff;
+pub mod event;
+pub mod fact;
+pub mod name;
+pub mod op;
+pub mod plan;
+pub mod planner;
+pub mod range;
+pub mod resolve;
+pub mod row;
+pub mod rules;
+pub mod select;
+pub mod table;
+
+pub use address::{Address, Family};
+pub use name::{Name, PortName, Protocol, ServiceName, SetName, SetRole};

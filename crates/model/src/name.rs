@@ -1,0 +1,199 @@
+//! Names: what a thing is called, everywhere (facts, plan, tables, metrics, CLI). Shared, so that a hundred thousand
+//! services do not hold the same words many times.
+
+use crate::address::Family;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+pub type Name = Arc<str>;
+
+/// The cluster of a source that names none.
+pub const LOCAL_CLUSTER: &str = "local";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl Protocol {
+    pub fn number(self) -> u8 {
+        match self {
+            Protocol::Tcp => 6,
+            Protocol::Udp => 17,
+            Protocol::Sctp => 132,
+        }
+    }
+
+    pub fn from_number(number: u8) -> Option<Protocol> {
+        [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number)
+    }
+
+    /// Whether a socket hook can see it; SCTP is the packet path's.
+    pub fn has_hook(self) -> bool {
+        self != Protocol::Sctp
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Protocol::Tcp => "TCP",
+            Protocol::Udp => "UDP",
+            Protocol::Sctp => "SCTP",
+        })
+    }
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is not a protocol: TCP, UDP or SCTP")]
+pub struct BadProtocol(pub String);
+
+impl FromStr for Protocol {
+    type Err = BadProtocol;
+
+    fn from_str(text: &str) -> Result<Protocol, BadProtocol> {
+        match text.to_ascii_uppercase().as_str() {
+            "TCP" => Ok(Protocol::Tcp),
+            "UDP" => Ok(Protocol::Udp),
+            "SCTP" => Ok(Protocol::Sctp),
+            _ => Err(BadProtocol(text.to_owned())),
+        }
+    }
+}
+
+/// Cluster, namespace and name of a Service. One pointer: clones are cheap.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceName(Arc<(Name, Name, Name)>);
+
+impl ServiceName {
+    pub fn new(cluster: &str, namespace: &str, name: &str) -> ServiceName {
+        ServiceName(Arc::new((cluster.into(), namespace.into(), name.into())))
+    }
+
+    pub fn local(namespace: &str, name: &str) -> ServiceName {
+        ServiceName::new(LOCAL_CLUSTER, namespace, name)
+    }
+
+    pub fn cluster(&self) -> &str {
+        &self.0.0
+    }
+
+    pub fn namespace(&self) -> &str {
+        &self.0.1
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0.2
+    }
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.cluster() != LOCAL_CLUSTER {
+            write!(f, "{}:", self.cluster())?;
+        }
+        write!(f, "{}/{}", self.namespace(), self.name())
+    }
+}
+
+impl fmt::Debug for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for ServiceName {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+/// A service port: TCP, UDP and SCTP on one number are three of them.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortName {
+    pub service: ServiceName,
+    pub port: Name,
+    pub protocol: Protocol,
+}
+
+impl PortName {
+    /// As kept in the kernel's name table; `/` occurs in none of the parts.
+    pub fn to_text(&self) -> String {
+        let s = &self.service;
+        format!("{}/{}/{}/{}/{}", s.cluster(), s.namespace(), s.name(), self.port, self.protocol)
+    }
+
+    pub fn from_text(text: &str) -> Option<PortName> {
+        let [cluster, namespace, name, port, protocol] = text.split('/').collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        Some(PortName {
+            service: ServiceName::new(cluster, namespace, name),
+            port: port.into(),
+            protocol: protocol.parse().ok()?,
+        })
+    }
+}
+
+impl fmt::Display for PortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.port {
+            "" => write!(f, "{}/{}", self.service, self.protocol),
+            port => write!(f, "{}:{port}/{}", self.service, self.protocol),
+        }
+    }
+}
+
+impl fmt::Debug for PortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for PortName {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+/// Which of a service port's endpoints a set holds.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SetRole {
+    Cluster,
+    /// On this node.
+    Local,
+    /// On another node, by its name: what that node's own NodePort would serve under external Local.
+    Node(Name),
+}
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SetName {
+    pub owner: PortName,
+    pub family: Family,
+    pub role: SetRole,
+    /// The same members, but only for diallers inside loadBalancerSourceRanges.
+    pub restricted: bool,
+}
+
+impl fmt::Display for SetName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ", self.owner, self.family)?;
+        match &self.role {
+            SetRole::Cluster => f.write_str("cluster")?,
+            SetRole::Local => f.write_str("local")?,
+            SetRole::Node(node) => write!(f, "node={node}")?,
+        }
+        f.write_str(if self.restricted { " restricted" } else { "" })
+    }
+}
+
+impl fmt::Debug for SetName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

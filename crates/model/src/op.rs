@@ -1,0 +1,196 @@
+//! Ops: one write each, and the trait behind which they land: the kernel's maps, a map in memory, or one that fails.
+//!
+//! An op is idempotent and says the new content, never a difference. The order of ops is what keeps readers whole.
+
+use crate::address::{Address, Family};
+use crate::name::Protocol;
+use crate::row::*;
+use ipnet::IpNet;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    Name(OwnerId, Option<NameRow>),
+    /// A fresh owner starts to count at zero.
+    ZeroCounters(OwnerId),
+    /// A fresh backend row, not yet pointed at; also zeroes its picks.
+    Backend(BackendId, BackendRow),
+    State(BackendId, State),
+    /// Ids into a fresh range, not yet pointed at.
+    Slots(u32, Box<[BackendId]>),
+    /// A fresh set row, not yet pointed at.
+    Set(SetId, Box<SetRow>),
+    /// One id of a live set, at this index of this base.
+    Slot(SetId, Base, u16, BackendId),
+    Span(SetId, Span),
+    Header(SetId, Header),
+    Port(Protocol, u16, PortBits),
+    Range(Family, usize, u64),
+    Node(Address, Option<NodeRow>),
+    Source(OwnerId, IpNet, bool),
+    Frontend(FrontendKey, Option<FrontendRow>),
+}
+
+#[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
+pub enum MapError {
+    #[error("the {0} table is full")]
+    Full(&'static str),
+    #[error("{0}")]
+    Failed(String),
+}
+
+pub trait Maps {
+    fn write(&mut self, op: &Op) -> Result<(), MapError>;
+
+    /// Writes in order until one fails; returns how many were written. May batch neighbours of a kind.
+    fn write_all(&mut self, ops: &[Op]) -> (usize, Option<MapError>) {
+        for (i, op) in ops.iter().enumerate() {
+            if let Err(e) = self.write(op) {
+                return (i, Some(e));
+            }
+        }
+        (ops.len(), None)
+    }
+
+    fn dump(&self) -> Result<Rows, MapError>;
+
+    /// Returns once every dial that was under way has ended.
+    fn grace(&mut self) -> Result<(), MapError>;
+
+    fn sizes(&self) -> Sizes;
+}
+
+impl Rows {
+    pub fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Name(id, Some(row)) => drop(self.names.insert(*id, row.clone())),
+            Op::Name(id, None) => drop(self.names.remove(id)),
+            Op::ZeroCounters(_) => {}
+            Op::Backend(id, row) => drop(self.backends.insert(*id, *row)),
+            // Out of use: only records may still name it, and they compare the generation.
+            Op::State(id, state) if state.roles == 0 => drop(self.backends.remove(id)),
+            Op::State(id, state) => {
+                if let Some(row) = self.backends.get_mut(id) {
+                    row.state = *state;
+                }
+            }
+            Op::Slots(base, ids) => self.write_slots(*base as usize, ids),
+            Op::Set(id, row) => drop(self.sets.insert(*id, **row)),
+            Op::Slot(id, base, index, backend) => self.write_slot(*id, *base, *index, *backend),
+            Op::Span(id, span) => {
+                if let Some(row) = self.sets.get_mut(id) {
+                    row.span = *span;
+                }
+            }
+            Op::Header(id, header) => {
+                if let Some(row) = self.sets.get_mut(id) {
+                    row.header = *header;
+                }
+            }
+            Op::Port(protocol, port, bits) if *bits == PortBits::default() => {
+                self.ports.remove(&(*protocol, *port));
+            }
+            Op::Port(protocol, port, bits) => drop(self.ports.insert((*protocol, *port), *bits)),
+            Op::Range(Family::V4, i, word) => self.ranges_v4[*i] = *word,
+            Op::Range(Family::V6, i, word) => self.ranges_v6[*i] = *word,
+            Op::Node(address, Some(row)) => drop(self.nodes.insert(*address, *row)),
+            Op::Node(address, None) => drop(self.nodes.remove(address)),
+            Op::Source(owner, net, true) => drop(self.sources.insert((*owner, *net))),
+            Op::Source(owner, net, false) => drop(self.sources.remove(&(*owner, *net))),
+            Op::Frontend(key, Some(row)) => drop(self.frontends.insert(*key, *row)),
+            Op::Frontend(key, None) => drop(self.frontends.remove(key)),
+        }
+    }
+
+    fn write_slots(&mut self, base: usize, ids: &[BackendId]) {
+        let end = base + ids.len();
+        if self.slots.len() < end {
+            self.slots.resize(end, 0);
+        }
+        self.slots[base..end].copy_from_slice(ids);
+    }
+
+    fn write_slot(&mut self, id: SetId, base: Base, index: u16, backend: BackendId) {
+        match base {
+            Base::Range(base) => self.write_slots(base as usize + usize::from(index), &[backend]),
+            Base::Inline => {
+                if let Some(row) = self.sets.get_mut(&id) {
+                    row.inline[usize::from(index)] = backend;
+                }
+            }
+        }
+    }
+}
+
+/// The tables in memory: for tests, `plan` and `explain`.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    pub rows: Rows,
+    pub sizes: Sizes,
+}
+
+impl Memory {
+    pub fn new(sizes: Sizes) -> Memory {
+        Memory { rows: Rows::default(), sizes }
+    }
+}
+
+impl Maps for Memory {
+    fn write(&mut self, op: &Op) -> Result<(), MapError> {
+        if let Op::Frontend(key, Some(_)) = op
+            && self.rows.frontends.len() >= self.sizes.frontends as usize
+            && !self.rows.frontends.contains_key(key)
+        {
+            return Err(MapError::Full("frontend"));
+        }
+        self.rows.apply(op);
+        Ok(())
+    }
+
+    fn dump(&self) -> Result<Rows, MapError> {
+        Ok(self.rows.clone())
+    }
+
+    fn grace(&mut self) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+}
+
+/// Another map that fails when told to: at the k-th write, or by a coin.
+pub struct Faulty<M> {
+    pub inner: M,
+    /// Asked before each write with its number: true fails it.
+    pub fails: Box<dyn FnMut(u64) -> bool + Send>,
+    pub writes: u64,
+}
+
+impl<M: Maps> Faulty<M> {
+    pub fn new(inner: M, fails: impl FnMut(u64) -> bool + Send + 'static) -> Faulty<M> {
+        Faulty { inner, fails: Box::new(fails), writes: 0 }
+    }
+}
+
+impl<M: Maps> Maps for Faulty<M> {
+    fn write(&mut self, op: &Op) -> Result<(), MapError> {
+        self.writes += 1;
+        if (self.fails)(self.writes) {
+            return Err(MapError::Failed(format!("write {} was made to fail", self.writes)));
+        }
+        self.inner.write(op)
+    }
+
+    fn dump(&self) -> Result<Rows, MapError> {
+        self.inner.dump()
+    }
+
+    fn grace(&mut self) -> Result<(), MapError> {
+        self.inner.grace()
+    }
+
+    fn sizes(&self) -> Sizes {
+        self.inner.sizes()
+    }
+}

@@ -1,0 +1,256 @@
+//! What one Service should become on this node: frontends that it claims and sets that they lead to. Pure, no ids.
+
+use crate::address::{Address, Family};
+use crate::claim::Claim;
+use crate::fact::{Policy, Refusal, Service, ServicePort, Slice};
+use crate::name::{Name, PortName, SetName, SetRole};
+use crate::row::{FrontendKey, Kind, MAX_SLOTS, Rule, WhenEmpty};
+use crate::rules::{ExternalIps, LocalPolicy, Rules};
+use crate::select::{Candidate, Place, Selection, select};
+use ipnet::IpNet;
+use std::collections::BTreeSet;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BackendPlan {
+    pub address: Address,
+    pub port: u16,
+    pub node: Option<Name>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetPlan {
+    pub name: SetName,
+    /// Sorted; a weight is a number of equal entries.
+    pub backends: Vec<BackendPlan>,
+    pub rule: Rule,
+    pub affinity: u32,
+    pub when_empty: WhenEmpty,
+    pub own_node: bool,
+    pub next: Option<SetName>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServicePlan {
+    pub sets: Vec<SetPlan>,
+    pub claims: Vec<(FrontendKey, Claim)>,
+    pub sources: Vec<(PortName, IpNet)>,
+    pub refusals: Vec<Refusal>,
+}
+
+impl ServicePlan {
+    /// Sets to which no frontend leads, because another service owns the address, are not programmed.
+    pub fn keep_used(&mut self, claims: &crate::claim::Claims) {
+        let wins = |(key, claim): &&(FrontendKey, Claim)| claims.winner(key) == Some(claim);
+        let used: BTreeSet<&SetName> = self.claims.iter().filter(wins).filter_map(|(_, c)| c.set.as_ref()).collect();
+        self.sets.retain(|set| used.contains(&set.name));
+        self.sources.retain(|(owner, _)| used.iter().any(|name| name.restricted && name.owner == *owner));
+    }
+}
+
+/// What a plan needs to know of the nodes.
+pub struct Surroundings<'a> {
+    pub rules: &'a Rules,
+    pub place: Place,
+    /// Addresses that count as this node's own when an endpoint names no node.
+    pub own: BTreeSet<Address>,
+    /// Other nodes, with the addresses at which their NodePorts answer.
+    pub others: &'a [(Name, Vec<Address>)],
+}
+
+impl Surroundings<'_> {
+    fn is_local(&self, endpoint: &crate::fact::Endpoint) -> bool {
+        match &endpoint.node {
+            Some(node) => *node == self.rules.node_name,
+            None => self.own.contains(&endpoint.address),
+        }
+    }
+}
+
+pub fn plan_service<'a>(
+    service: &Service,
+    slices: impl Iterator<Item = &'a Slice> + Clone,
+    around: &Surroundings<'_>,
+) -> ServicePlan {
+    let mut plan = ServicePlan::default();
+    refuse_external_ips(service, around.rules, &mut plan.refusals);
+    for family in Family::BOTH {
+        let Some(cluster_ip) = service.cluster_ip(family) else { continue };
+        plan.claims.push((FrontendKey::known(cluster_ip), Claim::closed(service)));
+        for port in service.ports.iter().filter(|p| p.protocol.has_hook()) {
+            let selection = select(candidates(port, family, slices.clone(), around), &around.place);
+            PortPlan { service, port, family, cluster_ip, selection, around }.write(&mut plan);
+        }
+    }
+    plan
+}
+
+/// All endpoints of one service port and family, with the port that their slice gives.
+pub fn candidates<'a>(
+    port: &ServicePort,
+    family: Family,
+    slices: impl Iterator<Item = &'a Slice>,
+    around: &Surroundings<'_>,
+) -> Vec<Candidate> {
+    let mut found = Vec::new();
+    for slice in slices.filter(|s| s.family == family) {
+        let named = |p: &&crate::fact::SlicePort| p.name == port.name && p.protocol == port.protocol;
+        for slice_port in slice.ports.iter().filter(named) {
+            let candidate = |e| Candidate::new(e, slice_port.port, around.is_local(e));
+            found.extend(slice.endpoints.iter().map(candidate));
+        }
+    }
+    found
+}
+
+fn is_allowed(address: Address, rules: &Rules) -> bool {
+    match &rules.external_ips {
+        ExternalIps::On => true,
+        ExternalIps::Off => false,
+        ExternalIps::Within(ranges) => ranges.iter().any(|net| net.contains(&address.ip())),
+    }
+}
+
+fn refuse_external_ips(service: &Service, rules: &Rules, refusals: &mut Vec<Refusal>) {
+    for address in service.external_ips.iter().filter(|a| !is_allowed(**a, rules)) {
+        refusals.push(Refusal {
+            subject: format!("Service {}", service.name),
+            reason: "externalIPNotAllowed",
+            message: format!("externalIP {address} is outside what --external-ips allows: it is left alone"),
+        });
+    }
+}
+
+/// One port of a service in one family: from here on all rules are about this.
+struct PortPlan<'a> {
+    service: &'a Service,
+    port: &'a ServicePort,
+    family: Family,
+    cluster_ip: Address,
+    selection: Selection,
+    around: &'a Surroundings<'a>,
+}
+
+impl PortPlan<'_> {
+    fn owner(&self) -> PortName {
+        PortName { service: self.service.name.clone(), port: self.port.name.clone(), protocol: self.port.protocol }
+    }
+
+    fn name(&self, role: SetRole, restricted: bool) -> SetName {
+        SetName { owner: self.owner(), family: self.family, role, restricted }
+    }
+
+    /// `--local-policy=strict`: one Local policy speaks for every address.
+    fn strict_local(&self) -> bool {
+        self.around.rules.local_policy == LocalPolicy::Strict
+            && (self.service.internal == Policy::Local || self.service.external_local())
+    }
+
+    fn internal_role(&self) -> SetRole {
+        let local = self.service.internal == Policy::Local || self.strict_local();
+        if local { SetRole::Local } else { SetRole::Cluster }
+    }
+
+    /// From this node, external addresses lead to the whole cluster even under external Local (the short circuit).
+    fn external_role(&self) -> SetRole {
+        if self.strict_local() { SetRole::Local } else { SetRole::Cluster }
+    }
+
+    fn write(&self, plan: &mut ServicePlan) {
+        let mut used: BTreeSet<SetName> = BTreeSet::new();
+        for (address, port, kind, set) in self.frontends() {
+            let key = FrontendKey::new(address, port, self.port.protocol);
+            used.insert(set.clone());
+            plan.claims.push((key, Claim::new(self.service, kind, set)));
+        }
+        let restricted = used.iter().any(|set| set.restricted);
+        plan.sources.extend(self.sources().filter(|_| restricted).map(|net| (self.owner(), net)));
+        for name in used {
+            plan.sets.push(self.set(name, &mut plan.refusals));
+        }
+    }
+
+    fn frontends(&self) -> Vec<(Address, u16, Kind, SetName)> {
+        let of_family = |addresses: &[Address]| -> Vec<Address> {
+            let mut found: Vec<Address> = addresses.iter().copied().filter(|a| a.family() == self.family).collect();
+            found.sort_unstable();
+            found.dedup();
+            found
+        };
+        let internal = self.name(self.internal_role(), false);
+        let external = self.name(self.external_role(), false);
+        let balancer = self.name(self.external_role(), self.sources().next().is_some());
+        let mut all = vec![(self.cluster_ip, self.port.port, Kind::ClusterIp, internal)];
+        for address in of_family(&self.service.load_balancer_ips) {
+            all.push((address, self.port.port, Kind::LoadBalancer, balancer.clone()));
+        }
+        for address in of_family(&self.service.external_ips) {
+            if is_allowed(address, self.around.rules) {
+                all.push((address, self.port.port, Kind::ExternalIp, external.clone()));
+            }
+        }
+        if self.service.has_node_ports && self.port.node_port != 0 {
+            all.push((Address::any(self.family), self.port.node_port, Kind::NodePort, external));
+            all.extend(self.other_nodes());
+        }
+        all
+    }
+
+    /// Under external Local another node's NodePort is that node's local set: a row for each node that has one.
+    fn other_nodes(&self) -> Vec<(Address, u16, Kind, SetName)> {
+        let mut rows = Vec::new();
+        if !self.service.external_local() {
+            return rows;
+        }
+        let sets = self.selection.node_sets();
+        for (node, addresses) in self.around.others.iter().filter(|(node, _)| sets.contains_key(node)) {
+            for address in addresses.iter().filter(|a| a.family() == self.family) {
+                let set = self.name(SetRole::Node(node.clone()), false);
+                rows.push((*address, self.port.node_port, Kind::NodePort, set));
+            }
+        }
+        rows
+    }
+
+    fn sources(&self) -> impl Iterator<Item = IpNet> {
+        let family = self.family;
+        self.service.source_ranges.iter().copied().filter(move |net| Family::of(net.addr()) == family)
+    }
+
+    fn set(&self, name: SetName, refusals: &mut Vec<Refusal>) -> SetPlan {
+        let members = match &name.role {
+            SetRole::Cluster => self.selection.cluster.clone(),
+            SetRole::Local => self.selection.local.clone(),
+            SetRole::Node(node) => self.selection.node_sets().remove(node).unwrap_or_default(),
+        };
+        let mut backends: Vec<BackendPlan> = members.iter().map(|i| backend(&self.selection.candidates[*i])).collect();
+        if backends.len() > MAX_SLOTS {
+            refusals.push(self.too_many(backends.len()));
+            backends.truncate(MAX_SLOTS);
+        }
+        SetPlan {
+            rule: Rule::Service,
+            affinity: self.service.affinity.unwrap_or(0),
+            when_empty: self.when_empty(&name.role),
+            own_node: self.service.external_local() && !matches!(name.role, SetRole::Node(_)),
+            next: None,
+            name,
+            backends,
+        }
+    }
+
+    fn when_empty(&self, role: &SetRole) -> WhenEmpty {
+        if *role != SetRole::Cluster && self.selection.any { WhenEmpty::Fail } else { WhenEmpty::Refuse }
+    }
+
+    fn too_many(&self, count: usize) -> Refusal {
+        Refusal {
+            subject: format!("Service {}", self.service.name),
+            reason: "tooManyEndpoints",
+            message: format!("{count} endpoints of {}: only the first {MAX_SLOTS} are used", self.owner()),
+        }
+    }
+}
+
+fn backend(c: &Candidate) -> BackendPlan {
+    BackendPlan { address: c.address, port: c.port, node: c.node.clone() }
+}

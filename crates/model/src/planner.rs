@@ -1,0 +1,308 @@
+//! The planner: plain synchronous state, no client in sight. Facts go in, and what changed of the plan comes out.
+//!
+//! Cost follows the change: an event marks the services that depend on it, and only those are planned again.
+//! Indexes: slice -> service, address -> claimants in order, node -> services (those with external Local).
+
+use crate::address::Address;
+use crate::claim::{Claim, Claims};
+use crate::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
+use crate::name::{Name, ServiceName};
+use crate::plan::{ServicePlan, Surroundings, plan_service};
+use crate::row::{FrontendKey, NodeRow};
+use crate::rules::Rules;
+use crate::select::Place;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// What changed of the plan since it was last asked.
+#[derive(Debug, Default)]
+pub struct Delta {
+    /// `None`: the service is no longer planned.
+    pub services: Vec<(ServiceName, Option<ServicePlan>)>,
+    /// Keys whose winner may be another one now.
+    pub frontends: Vec<(FrontendKey, Option<Claim>)>,
+    /// All node rows, if any changed.
+    pub nodes: Option<BTreeMap<Address, NodeRow>>,
+}
+
+#[derive(Debug)]
+pub struct Planner {
+    rules: Rules,
+    services: HashMap<ServiceName, Service>,
+    slices: HashMap<ServiceName, BTreeMap<SliceName, Slice>>,
+    slice_owner: HashMap<SliceName, ServiceName>,
+    nodes: BTreeMap<Name, Node>,
+    /// Derived from `nodes`, kept because every plan asks.
+    others: Vec<(Name, Vec<Address>)>,
+    claims: Claims,
+    claimed: HashMap<ServiceName, Box<[FrontendKey]>>,
+    refusals: HashMap<ServiceName, Vec<Refusal>>,
+    /// Planned again when another node changes.
+    with_node_rows: HashSet<ServiceName>,
+    dirty: BTreeSet<ServiceName>,
+    nodes_dirty: bool,
+}
+
+impl Planner {
+    pub fn new(rules: Rules) -> Planner {
+        Planner {
+            rules,
+            services: HashMap::new(),
+            slices: HashMap::new(),
+            slice_owner: HashMap::new(),
+            nodes: BTreeMap::new(),
+            others: Vec::new(),
+            claims: Claims::default(),
+            claimed: HashMap::new(),
+            refusals: HashMap::new(),
+            with_node_rows: HashSet::new(),
+            dirty: BTreeSet::new(),
+            nodes_dirty: true,
+        }
+    }
+
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Interfaces came or went.
+    pub fn set_own_addresses(&mut self, addresses: Vec<Address>) {
+        if self.rules.own_addresses != addresses {
+            self.rules.own_addresses = addresses;
+            self.nodes_dirty = true;
+            self.mark_all();
+        }
+    }
+
+    /// Takes one fact in; says whether anything changed.
+    pub fn apply(&mut self, fact: Fact) -> bool {
+        match fact {
+            Fact::Service(service) => self.apply_service(service),
+            Fact::ServiceGone(name) => self.services.remove(&name).is_some() && self.mark(name),
+            Fact::Slice(slice) => self.apply_slice(slice),
+            Fact::SliceGone(name) => self.remove_slice(&name),
+            Fact::Node(node) => self.apply_node(node),
+            Fact::NodeGone { name, .. } => self.nodes.remove(&name).is_some() && self.node_changed(&name),
+        }
+    }
+
+    fn mark(&mut self, name: ServiceName) -> bool {
+        self.dirty.insert(name);
+        true
+    }
+
+    fn mark_all(&mut self) {
+        self.dirty.extend(self.services.keys().cloned());
+    }
+
+    /// A write failed: plan it again.
+    pub fn mark_dirty(&mut self, name: &ServiceName) {
+        self.dirty.insert(name.clone());
+    }
+
+    fn apply_service(&mut self, service: Service) -> bool {
+        if self.services.get(&service.name) == Some(&service) {
+            return false;
+        }
+        let name = service.name.clone();
+        self.services.insert(name.clone(), service);
+        self.mark(name)
+    }
+
+    fn apply_slice(&mut self, slice: Slice) -> bool {
+        let (name, service) = (slice.name.clone(), slice.service.clone());
+        if self.slices.get(&service).and_then(|all| all.get(&name)) == Some(&slice) {
+            return false;
+        }
+        // A slice may move to another service.
+        if self.slice_owner.get(&name).is_some_and(|owner| *owner != service) {
+            self.remove_slice(&name);
+        }
+        self.slice_owner.insert(name.clone(), service.clone());
+        self.slices.entry(service.clone()).or_default().insert(name, slice);
+        self.mark(service)
+    }
+
+    fn remove_slice(&mut self, name: &SliceName) -> bool {
+        let Some(service) = self.slice_owner.remove(name) else { return false };
+        if let Some(all) = self.slices.get_mut(&service) {
+            all.remove(name);
+            if all.is_empty() {
+                self.slices.remove(&service);
+            }
+        }
+        self.mark(service)
+    }
+
+    fn apply_node(&mut self, node: Node) -> bool {
+        if self.nodes.get(&node.name) == Some(&node) {
+            return false;
+        }
+        let name = node.name.clone();
+        self.nodes.insert(name.clone(), node);
+        self.node_changed(&name)
+    }
+
+    /// Our own node's zone and addresses matter to every service, another node's only to those with rows for it.
+    fn node_changed(&mut self, name: &Name) -> bool {
+        self.nodes_dirty = true;
+        if *name == self.rules.node_name {
+            self.mark_all();
+        } else {
+            self.dirty.extend(self.with_node_rows.iter().cloned());
+        }
+        let other = |n: &&Node| n.name != self.rules.node_name;
+        let addresses = |n: &Node| (n.name.clone(), self.rules.node_port_addresses_of(n));
+        self.others = self.nodes.values().filter(other).map(addresses).collect();
+        true
+    }
+
+    pub fn own_node(&self) -> Option<&Node> {
+        self.nodes.get(&self.rules.node_name)
+    }
+
+    pub fn is_dirty(&self) -> bool {
+        self.nodes_dirty || !self.dirty.is_empty()
+    }
+
+    /// Plans again what is marked.
+    pub fn take(&mut self) -> Delta {
+        let names = std::mem::take(&mut self.dirty);
+        self.plan_again(names)
+    }
+
+    /// Everything that is planned now, as if all of it had just changed: for start and the periodic check.
+    pub fn take_all(&mut self) -> Delta {
+        let mut names = std::mem::take(&mut self.dirty);
+        names.extend(self.services.keys().cloned());
+        names.extend(self.claimed.keys().cloned());
+        self.nodes_dirty = true;
+        self.plan_again(names)
+    }
+
+    fn plan_again(&mut self, names: BTreeSet<ServiceName>) -> Delta {
+        let mut delta = Delta::default();
+        let mut keys: HashSet<FrontendKey> = HashSet::new();
+        let own = self.own();
+        for name in names {
+            let plan = self.plan(&name, &own);
+            self.claim(&name, plan.as_ref(), &mut keys);
+            delta.services.push((name, plan));
+        }
+        // Who inherits a key from a service that lost it may not have its set programmed yet.
+        let planned: HashSet<ServiceName> = delta.services.iter().map(|(name, _)| name.clone()).collect();
+        let winners = keys.iter().filter_map(|key| self.claims.winner(key)).map(|claim| claim.service.clone());
+        let heirs: BTreeSet<ServiceName> = winners.filter(|name| !planned.contains(name)).collect();
+        delta.services.extend(heirs.into_iter().map(|name| (name.clone(), self.plan(&name, &own))));
+        for plan in delta.services.iter_mut().filter_map(|(_, plan)| plan.as_mut()) {
+            plan.keep_used(&self.claims);
+        }
+        let winner = |key: FrontendKey| (key, self.claims.winner(&key).cloned());
+        delta.frontends = keys.into_iter().map(winner).collect();
+        if std::mem::take(&mut self.nodes_dirty) {
+            delta.nodes = Some(self.node_rows());
+        }
+        delta
+    }
+
+    fn own(&self) -> BTreeSet<Address> {
+        let mut own: BTreeSet<Address> = self.rules.own_addresses.iter().copied().collect();
+        own.extend(self.own_node().iter().flat_map(|n| n.addresses.iter().map(|(_, a)| *a)));
+        own
+    }
+
+    pub fn surroundings(&self) -> Surroundings<'_> {
+        self.surroundings_with(self.own())
+    }
+
+    fn surroundings_with(&self, own: BTreeSet<Address>) -> Surroundings<'_> {
+        let zone = self.own_node().and_then(|n| n.zone.clone());
+        let place = Place { node: self.rules.node_name.clone(), zone };
+        Surroundings { rules: &self.rules, place, own, others: &self.others }
+    }
+
+    fn plan(&self, name: &ServiceName, own: &BTreeSet<Address>) -> Option<ServicePlan> {
+        let service = self.services.get(name)?;
+        let slices = self.slices.get(name).into_iter().flat_map(BTreeMap::values);
+        Some(plan_service(service, slices, &self.surroundings_with(own.clone())))
+    }
+
+    /// Replaces what the service claims and notes every key whose winner may differ now.
+    fn claim(&mut self, name: &ServiceName, plan: Option<&ServicePlan>, keys: &mut HashSet<FrontendKey>) {
+        for key in self.claimed.remove(name).iter().flat_map(|old| old.iter()) {
+            self.claims.remove(key, name);
+            keys.insert(*key);
+        }
+        self.refusals.remove(name);
+        self.with_node_rows.remove(name);
+        let Some(plan) = plan else { return };
+        for (key, claim) in &plan.claims {
+            self.claims.add(*key, claim.clone());
+            keys.insert(*key);
+        }
+        self.claimed.insert(name.clone(), plan.claims.iter().map(|(key, _)| *key).collect());
+        if !plan.refusals.is_empty() {
+            self.refusals.insert(name.clone(), plan.refusals.clone());
+        }
+        if self.services.get(name).is_some_and(|s| s.external_local() && s.has_node_ports) {
+            self.with_node_rows.insert(name.clone());
+        }
+    }
+
+    fn node_rows(&self) -> BTreeMap<Address, NodeRow> {
+        let row = |own, loopback| NodeRow { cluster: 0, own, loopback };
+        let mut rows = BTreeMap::new();
+        for address in self.others.iter().flat_map(|(_, addresses)| addresses) {
+            rows.insert(*address, row(false, false));
+        }
+        for address in self.rules.own_node_port_addresses(self.own_node()) {
+            rows.insert(address, row(true, false));
+        }
+        if self.rules.localhost_node_ports() {
+            for ip in ["127.0.0.1", "::1"] {
+                rows.insert(Address::from(ip.parse::<std::net::IpAddr>().expect("a literal")), row(true, true));
+            }
+        }
+        rows
+    }
+
+    // ---- what others ask ----
+
+    pub fn service(&self, name: &ServiceName) -> Option<&Service> {
+        self.services.get(name)
+    }
+
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values()
+    }
+
+    pub fn slices_of(&self, name: &ServiceName) -> impl Iterator<Item = &Slice> + Clone {
+        self.slices.get(name).into_iter().flat_map(BTreeMap::values)
+    }
+
+    pub fn slice_count(&self) -> usize {
+        self.slice_owner.len()
+    }
+
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    pub fn claims(&self) -> &Claims {
+        &self.claims
+    }
+
+    /// What the plan itself refused: conflicts and forbidden addresses.
+    pub fn refusals(&self) -> Vec<Refusal> {
+        let mut all: Vec<Refusal> = self.refusals.values().flatten().cloned().collect();
+        for (key, winner, losers) in self.claims.conflicts() {
+            all.extend(losers.iter().filter(|l| l.service != winner.service).map(|loser| Refusal {
+                subject: format!("Service {}", loser.service),
+                reason: "addressConflict",
+                message: format!("{key:?} belongs to Service {}, which claimed it first: change one of them", winner.service),
+            }));
+        }
+        all.sort();
+        all.dedup();
+        all
+    }
+}

@@ -1,0 +1,124 @@
+//! The options that decide what a dial means on this node: input of the planner, the same for agent and `plan`.
+
+use crate::address::{Address, Family};
+use crate::fact::Node;
+use crate::name::Name;
+use ipnet::IpNet;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum LocalPolicy {
+    /// Internal policy speaks for the ClusterIP, external policy for the rest.
+    #[default]
+    Kubernetes,
+    /// A Local policy of either kind holds for every address of the service.
+    Strict,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EmptyLocal {
+    #[default]
+    Refuse,
+    /// Left alone, so that the packet is lost as with kube-proxy.
+    Drop,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum ExternalIps {
+    #[default]
+    On,
+    Off,
+    Within(Vec<IpNet>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePortAddress {
+    Primary,
+    Localhost,
+    All,
+    Range(IpNet),
+}
+
+#[derive(Clone, Debug)]
+pub struct Rules {
+    pub node_name: Name,
+    pub local_policy: LocalPolicy,
+    pub empty_local: EmptyLocal,
+    pub external_ips: ExternalIps,
+    pub node_port_addresses: Vec<NodePortAddress>,
+    /// This host's own addresses, as the interfaces show them (no loopback); the first of a family is the primary one
+    /// where no Node object says otherwise.
+    pub own_addresses: Vec<Address>,
+}
+
+impl Rules {
+    pub fn for_node(name: &str) -> Rules {
+        Rules {
+            node_name: name.into(),
+            local_policy: LocalPolicy::default(),
+            empty_local: EmptyLocal::default(),
+            external_ips: ExternalIps::default(),
+            node_port_addresses: vec![NodePortAddress::Primary],
+            own_addresses: Vec::new(),
+        }
+    }
+
+    /// The addresses of another node at which its NodePorts answer, from its Node status.
+    pub fn node_port_addresses_of(&self, node: &Node) -> Vec<Address> {
+        let all: Vec<Address> = node.addresses.iter().map(|(_, a)| *a).collect();
+        self.choose(&all, |family| node.primary(family))
+    }
+
+    /// The same for this node: its Node object may be missing (a folder without one).
+    pub fn own_node_port_addresses(&self, node: Option<&Node>) -> Vec<Address> {
+        let first = |family| self.own_addresses.iter().copied().find(|a| a.family() == family);
+        let primary = |family| node.map_or_else(|| first(family), |n| n.primary(family));
+        let mut all = self.own_addresses.clone();
+        all.extend(node.iter().flat_map(|n| n.addresses.iter().map(|(_, a)| *a)));
+        self.choose(&all, primary)
+    }
+
+    pub fn localhost_node_ports(&self) -> bool {
+        let localhost = |a: &NodePortAddress| match a {
+            NodePortAddress::Localhost | NodePortAddress::All => true,
+            NodePortAddress::Range(net) => net.addr().is_loopback() || net.prefix_len() == 0,
+            NodePortAddress::Primary => false,
+        };
+        self.node_port_addresses.iter().any(localhost)
+    }
+
+    fn choose(&self, all: &[Address], primary: impl Fn(Family) -> Option<Address>) -> Vec<Address> {
+        let mut chosen: Vec<Address> =
+            Family::BOTH.iter().flat_map(|f| self.choose_family(*f, all, primary(*f))).collect();
+        chosen.sort_unstable();
+        chosen.dedup();
+        chosen
+    }
+
+    fn choose_family(&self, family: Family, all: &[Address], primary: Option<Address>) -> Vec<Address> {
+        let of_family = all.iter().copied().filter(|a| a.family() == family);
+        let ranges: Vec<&IpNet> = self.node_port_addresses.iter().filter_map(as_range).collect();
+        let mut chosen = Vec::new();
+        for word in &self.node_port_addresses {
+            match word {
+                NodePortAddress::Primary => chosen.extend(primary),
+                NodePortAddress::All => chosen.extend(of_family.clone()),
+                NodePortAddress::Localhost | NodePortAddress::Range(_) => {}
+            }
+        }
+        // Ranges restrict only the families that they list.
+        let listed = ranges.iter().any(|net| Family::of(net.addr()) == family);
+        if !ranges.is_empty() && !listed {
+            chosen.extend(of_family);
+        } else {
+            chosen.extend(of_family.filter(|a| ranges.iter().any(|net| net.contains(&a.ip()))));
+        }
+        chosen
+    }
+}
+
+fn as_range(word: &NodePortAddress) -> Option<&IpNet> {
+    match word {
+        NodePortAddress::Range(net) => Some(net),
+        _ => None,
+    }
+}

@@ -1,0 +1,160 @@
+//! Which endpoints: one pure function defines what a service port means on this node. Everything else (plan, explain,
+//! health checks) asks it.
+//!
+//! ```text
+//! topology, over READY endpoints only:
+//!   none ready                                   -> no topology
+//!   ALL have node hints and ANY names this node  -> same node
+//!   else ALL have zone hints and ANY ours        -> same zone
+//!   else                                         -> all
+//! cluster set = ready endpoints that the topology keeps; if empty: all serving and terminating ones
+//! local set   = local and ready; if empty: local, serving and terminating; hints never apply
+//! ```
+
+use crate::address::Address;
+use crate::fact::{Endpoint, Hints};
+use crate::name::Name;
+use std::collections::BTreeMap;
+
+/// An endpoint of one service port: its port comes from its slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub address: Address,
+    pub port: u16,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    pub local: bool,
+    pub node: Option<Name>,
+    pub hints: Option<Box<Hints>>,
+}
+
+impl Candidate {
+    pub fn new(endpoint: &Endpoint, port: u16, local: bool) -> Candidate {
+        let Endpoint { address, ready, serving, terminating, .. } = *endpoint;
+        let (node, hints) = (endpoint.node.clone(), endpoint.hints.clone());
+        Candidate { address, port, ready, serving, terminating, local, node, hints }
+    }
+
+    /// Only used when nothing is ready: it still answers, on its way out.
+    fn is_last_resort(&self) -> bool {
+        !self.ready && self.serving && self.terminating
+    }
+
+    /// Of one ip:port in several slices: live wins over terminating, then ready, then serving.
+    fn rank(&self) -> (bool, bool, bool) {
+        (!self.terminating, self.ready, self.serving)
+    }
+}
+
+/// Where this node stands, as far as selection cares.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub node: Name,
+    pub zone: Option<Name>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Topology {
+    None,
+    SameNode,
+    SameZone,
+    All,
+}
+
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// Sorted by address and port, one of each.
+    pub candidates: Vec<Candidate>,
+    pub topology: Topology,
+    /// Indexes into `candidates`.
+    pub cluster: Vec<usize>,
+    pub local: Vec<usize>,
+    /// Whether any endpoint anywhere could serve: tells "refuse" from "fail".
+    pub any: bool,
+}
+
+pub fn select(candidates: Vec<Candidate>, place: &Place) -> Selection {
+    let candidates = merge(candidates);
+    let topology = topology(&candidates, place);
+    let cluster = cluster_set(&candidates, topology, place);
+    let local = local_set(&candidates, |c| c.local);
+    let any = candidates.iter().any(|c| c.ready || c.is_last_resort());
+    Selection { candidates, topology, cluster, local, any }
+}
+
+impl Selection {
+    /// What each node's own local set would be. Only external Local asks.
+    pub fn node_sets(&self) -> BTreeMap<Name, Vec<usize>> {
+        let mut nodes: BTreeMap<Name, [Vec<usize>; 2]> = BTreeMap::new();
+        for (i, c) in self.candidates.iter().enumerate() {
+            let Some(node) = &c.node else { continue };
+            if c.ready || c.is_last_resort() {
+                nodes.entry(node.clone()).or_default()[usize::from(!c.ready)].push(i);
+            }
+        }
+        let first = |[ready, last_resort]: [Vec<usize>; 2]| if ready.is_empty() { last_resort } else { ready };
+        nodes.into_iter().map(|(node, sets)| (node, first(sets))).collect()
+    }
+}
+
+fn merge(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
+    candidates.sort_by(|a, b| {
+        (a.address, a.port).cmp(&(b.address, b.port)).then_with(|| b.rank().cmp(&a.rank())).then_with(|| a.node.cmp(&b.node))
+    });
+    candidates.dedup_by(|later, kept| {
+        let same = (later.address, later.port) == (kept.address, kept.port);
+        if same && later.rank() == kept.rank() {
+            kept.local |= later.local;
+        }
+        same
+    });
+    candidates
+}
+
+fn hinted<'a>(c: &'a Candidate, which: impl Fn(&'a Hints) -> &'a [Name]) -> &'a [Name] {
+    c.hints.as_deref().map_or(&[], which)
+}
+
+fn node_hints(c: &Candidate) -> &[Name] {
+    hinted(c, |h| &h.nodes)
+}
+
+fn zone_hints(c: &Candidate) -> &[Name] {
+    hinted(c, |h| &h.zones)
+}
+
+fn topology(candidates: &[Candidate], place: &Place) -> Topology {
+    let ready = || candidates.iter().filter(|c| c.ready);
+    let applies = |hints: fn(&Candidate) -> &[Name], ours: Option<&Name>| {
+        ready().all(|c| !hints(c).is_empty()) && ready().any(|c| ours.is_some_and(|o| hints(c).contains(o)))
+    };
+    match () {
+        () if ready().next().is_none() => Topology::None,
+        () if applies(node_hints, Some(&place.node)) => Topology::SameNode,
+        () if applies(zone_hints, place.zone.as_ref()) => Topology::SameZone,
+        () => Topology::All,
+    }
+}
+
+fn keeps(topology: Topology, c: &Candidate, place: &Place) -> bool {
+    match topology {
+        Topology::None | Topology::All => true,
+        Topology::SameNode => node_hints(c).contains(&place.node),
+        Topology::SameZone => place.zone.as_ref().is_some_and(|z| zone_hints(c).contains(z)),
+    }
+}
+
+fn cluster_set(candidates: &[Candidate], topology: Topology, place: &Place) -> Vec<usize> {
+    let ready = indexes(candidates, |c| c.ready && keeps(topology, c, place));
+    if ready.is_empty() { indexes(candidates, Candidate::is_last_resort) } else { ready }
+}
+
+fn local_set(candidates: &[Candidate], local: impl Fn(&Candidate) -> bool) -> Vec<usize> {
+    let ready = indexes(candidates, |c| c.ready && local(c));
+    if ready.is_empty() { indexes(candidates, |c| c.is_last_resort() && local(c)) } else { ready }
+}
+
+fn indexes(candidates: &[Candidate], keep: impl Fn(&Candidate) -> bool) -> Vec<usize> {
+    candidates.iter().enumerate().filter(|(_, c)| keep(c)).map(|(i, _)| i).collect()
+}

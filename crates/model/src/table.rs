@@ -1,0 +1,445 @@
+//! Tables: the mirror of what the kernel holds, with the indexes and free lists that give names their ids.
+//!
+//! The mirror moves only after a write succeeded (`apply`), so it is always the truth about the kernel; what failed is
+//! simply still missing and is found again by the next diff. Ids that nobody points at any more are quarantined: they
+//! are used again only after a grace period, because a dial that is under way may still hold them.
+
+use crate::address::Address;
+use crate::name::{Name, PortName, SetName, SetRole};
+use crate::op::{MapError, Maps, Op};
+use crate::row::*;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+/// Ids of one kind.
+#[derive(Debug)]
+struct Ids {
+    next: u32,
+    end: u32,
+    free: VecDeque<u32>,
+}
+
+impl Ids {
+    /// Everything below the highest used id that is not used is free.
+    fn restore(first: u32, end: u32, used: &HashSet<u32>) -> Ids {
+        let next = used.iter().max().map_or(first, |m| (m + 1).max(first));
+        Ids { next, end, free: (first..next).filter(|id| !used.contains(id)).collect() }
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        if let Some(id) = self.free.pop_front() {
+            return Some(id);
+        }
+        let fresh = (self.next < self.end).then_some(self.next)?;
+        self.next += 1;
+        Some(fresh)
+    }
+}
+
+/// Free stretches of the slot array.
+#[derive(Debug, Default)]
+struct Stretches(BTreeMap<u32, u32>);
+
+impl Stretches {
+    fn take(&mut self, length: u32) -> Option<u32> {
+        let (base, have) = self.0.iter().find(|(_, have)| **have >= length).map(|(b, h)| (*b, *h))?;
+        self.0.remove(&base);
+        if have > length {
+            self.0.insert(base + length, have - length);
+        }
+        Some(base)
+    }
+
+    fn give(&mut self, base: u32, length: u32) {
+        let (mut base, mut length) = (base, length);
+        if let Some((before, have)) = self.0.range(..base).next_back().map(|(b, h)| (*b, *h))
+            && before + have == base
+        {
+            self.0.remove(&before);
+            (base, length) = (before, length + have);
+        }
+        if let Some(after) = self.0.remove(&(base + length)) {
+            length += after;
+        }
+        self.0.insert(base, length);
+    }
+
+    fn carve(&mut self, base: u32, length: u32) {
+        let Some((start, have)) = self.0.range(..=base).next_back().map(|(b, h)| (*b, *h)) else { return };
+        if start + have < base + length {
+            return;
+        }
+        self.0.remove(&start);
+        if start < base {
+            self.0.insert(start, base - start);
+        }
+        if base + length < start + have {
+            self.0.insert(base + length, start + have - base - length);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Released {
+    Owner(OwnerId),
+    Set(SetId),
+    Backend(BackendId),
+    Range(u32, u32),
+}
+
+#[derive(Debug)]
+pub struct Tables {
+    pub(crate) rows: Rows,
+    pub(crate) owners: HashMap<PortName, OwnerId>,
+    pub(crate) nodes: HashMap<Name, u32>,
+    pub(crate) sets: HashMap<SetName, SetId>,
+    pub(crate) sets_of: HashMap<OwnerId, Vec<SetId>>,
+    pub(crate) backends: HashMap<(OwnerId, Address, u16), BackendId>,
+    pub(crate) backend_count: HashMap<OwnerId, u32>,
+    /// Frontends and links that point at a set.
+    pub(crate) refs: HashMap<SetId, u32>,
+    /// Slots that a set's range really has; its span says how many are used.
+    pub(crate) capacity: HashMap<SetId, u32>,
+    pub(crate) port_refs: HashMap<(crate::Protocol, u16, bool), u32>,
+    numbers: HashMap<crate::ServiceName, (u32, u32)>,
+    next_number: u32,
+    generation: u32,
+    owner_ids: Ids,
+    set_ids: Ids,
+    backend_ids: Ids,
+    stretches: Stretches,
+    quarantine: Vec<Released>,
+    reserved: Vec<Released>,
+    /// Ranges that a span points at since the last settling.
+    committed_ranges: HashSet<u32>,
+    /// For the test that proves the grace period needed: recycle at once.
+    pub skip_grace: bool,
+}
+
+impl Tables {
+    pub fn new(sizes: Sizes) -> Tables {
+        Tables::restore(Rows::default(), sizes)
+    }
+
+    /// From a dump: what is reachable from a frontend is live, everything else is free.
+    pub fn restore(rows: Rows, sizes: Sizes) -> Tables {
+        let mut tables = Tables {
+            owners: HashMap::new(),
+            nodes: HashMap::new(),
+            sets: HashMap::new(),
+            sets_of: HashMap::new(),
+            backends: HashMap::new(),
+            backend_count: HashMap::new(),
+            refs: HashMap::new(),
+            capacity: HashMap::new(),
+            port_refs: HashMap::new(),
+            numbers: HashMap::new(),
+            next_number: 1,
+            generation: rows.backends.values().map(|b| b.state.generation).max().unwrap_or(0),
+            owner_ids: Ids::restore(1, sizes.names, &rows.names.keys().copied().collect()),
+            set_ids: Ids::restore(SET_FIRST, sizes.sets, &rows.sets.keys().copied().collect()),
+            backend_ids: Ids::restore(1, sizes.backends, &rows.backends.keys().copied().collect()),
+            stretches: Stretches(BTreeMap::from([(0, sizes.slots)])),
+            quarantine: Vec::new(),
+            reserved: Vec::new(),
+            committed_ranges: HashSet::new(),
+            skip_grace: false,
+            rows: Rows::default(),
+        };
+        tables.index(&rows);
+        tables.rows = rows;
+        tables
+    }
+
+    fn index(&mut self, rows: &Rows) {
+        for (id, row) in &rows.names {
+            self.index_name(*id, row);
+        }
+        for (id, row) in &rows.sets {
+            self.index_set(*id, row, name_of_set(rows, row));
+        }
+        for (id, row) in &rows.backends {
+            self.index_backend(*id, row);
+        }
+        for (key, row) in &rows.frontends {
+            self.index_frontend(key, Some(row), None);
+        }
+    }
+
+    fn index_name(&mut self, id: OwnerId, row: &NameRow) {
+        match row.kind {
+            NameKind::Node => drop(self.nodes.insert(row.text.as_str().into(), id)),
+            NameKind::ServicePort => {
+                let Some(name) = PortName::from_text(&row.text) else { return };
+                let entry = self.numbers.entry(name.service.clone()).or_insert((row.number, 0));
+                entry.1 += 1;
+                self.next_number = self.next_number.max(row.number + 1);
+                self.owners.insert(name, id);
+            }
+            NameKind::Policy => {}
+        }
+    }
+
+    fn index_set(&mut self, id: SetId, row: &SetRow, name: Option<SetName>) {
+        self.sets_of.entry(row.owner).or_default().push(id);
+        if let Some(name) = name {
+            self.sets.insert(name, id);
+        }
+        if row.header.next != SET_NONE {
+            *self.refs.entry(row.header.next).or_default() += 1;
+        }
+        if let Base::Range(base) = row.span.base {
+            self.stretches.carve(base, u32::from(row.span.count));
+            self.capacity.insert(id, u32::from(row.span.count));
+        }
+    }
+
+    fn index_backend(&mut self, id: BackendId, row: &BackendRow) {
+        self.backends.insert((row.owner, row.address, row.port), id);
+        *self.backend_count.entry(row.owner).or_default() += 1;
+    }
+
+    fn index_frontend(&mut self, key: &FrontendKey, new: Option<&FrontendRow>, old: Option<&FrontendRow>) {
+        for (row, step) in [(new, 1i64), (old, -1)] {
+            let Some(row) = row else { continue };
+            count(&mut self.refs, row.set, step);
+            if let Some(protocol) = key.protocol {
+                count(&mut self.port_refs, (protocol, key.port, key.is_node_port_row()), step);
+            }
+        }
+    }
+
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    /// Number of ids that wait for a grace period.
+    pub fn quarantined(&self) -> usize {
+        self.quarantine.len()
+    }
+
+    pub(crate) fn owner_of(&self, set: SetId) -> Option<OwnerId> {
+        self.rows.sets.get(&set).map(|s| s.owner)
+    }
+
+    pub fn port_name(&self, owner: OwnerId) -> Option<PortName> {
+        self.rows.names.get(&owner).and_then(|row| PortName::from_text(&row.text))
+    }
+
+    pub fn port_names(&self) -> impl Iterator<Item = (&PortName, OwnerId)> {
+        self.owners.iter().map(|(name, id)| (name, *id))
+    }
+
+    // ---- ids ----
+
+    fn full(what: &'static str) -> MapError {
+        MapError::Full(what)
+    }
+
+    pub(crate) fn take_owner(&mut self) -> Result<OwnerId, MapError> {
+        let id = self.owner_ids.take().ok_or(Tables::full("name"))?;
+        self.reserved.push(Released::Owner(id));
+        Ok(id)
+    }
+
+    pub(crate) fn take_set(&mut self) -> Result<SetId, MapError> {
+        let id = self.set_ids.take().ok_or(Tables::full("set"))?;
+        self.reserved.push(Released::Set(id));
+        Ok(id)
+    }
+
+    pub(crate) fn take_backend(&mut self) -> Result<(BackendId, u32), MapError> {
+        let id = self.backend_ids.take().ok_or(Tables::full("backend"))?;
+        self.reserved.push(Released::Backend(id));
+        self.generation = (self.generation + 1) & 0xff_ffff;
+        Ok((id, self.generation))
+    }
+
+    pub(crate) fn take_range(&mut self, count: usize) -> Result<(u32, u32), MapError> {
+        let length = (count as u32).next_power_of_two();
+        let base = self.stretches.take(length).ok_or(Tables::full("slot"))?;
+        self.reserved.push(Released::Range(base, length));
+        Ok((base, length))
+    }
+
+    /// The service's own number, shared by all its ports; never chosen by anybody outside.
+    pub(crate) fn number_of(&mut self, service: &crate::ServiceName) -> u32 {
+        if let Some((number, _)) = self.numbers.get(service) {
+            return *number;
+        }
+        let number = self.next_number;
+        self.next_number += 1;
+        number
+    }
+
+    /// After a round of writes: what was reserved and did not come into use is free again.
+    pub(crate) fn settle(&mut self) {
+        let ranges = std::mem::take(&mut self.committed_ranges);
+        for released in std::mem::take(&mut self.reserved) {
+            let used = match released {
+                Released::Owner(id) => self.rows.names.contains_key(&id),
+                Released::Set(id) => self.rows.sets.contains_key(&id),
+                Released::Backend(id) => self.rows.backends.contains_key(&id),
+                Released::Range(base, _) => ranges.contains(&base),
+            };
+            if !used {
+                self.free(released);
+            }
+        }
+    }
+
+    pub(crate) fn note_capacity(&mut self, set: SetId, capacity: u32) {
+        self.capacity.insert(set, capacity);
+    }
+
+    pub(crate) fn release(&mut self, released: Released) {
+        if self.skip_grace {
+            match released {
+                Released::Set(id) => self.set_ids.free.push_front(id),
+                Released::Backend(id) => self.backend_ids.free.push_front(id),
+                Released::Owner(id) => self.owner_ids.free.push_front(id),
+                Released::Range(base, length) => self.stretches.give(base, length),
+            }
+        } else {
+            self.quarantine.push(released);
+        }
+    }
+
+    fn free(&mut self, released: Released) {
+        match released {
+            Released::Owner(id) => self.owner_ids.free.push_back(id),
+            Released::Set(id) => self.set_ids.free.push_back(id),
+            Released::Backend(id) => self.backend_ids.free.push_back(id),
+            Released::Range(base, length) => self.stretches.give(base, length),
+        }
+    }
+
+    /// Waits until no dial can hold a released id, then frees them all. One wait serves any number of ids.
+    pub fn recycle<M: Maps>(&mut self, maps: &mut M) -> Result<usize, MapError> {
+        if self.quarantine.is_empty() {
+            return Ok(0);
+        }
+        maps.grace()?;
+        let freed = std::mem::take(&mut self.quarantine);
+        let count = freed.len();
+        freed.into_iter().for_each(|r| self.free(r));
+        Ok(count)
+    }
+
+    // ---- the mirror ----
+
+    /// A write succeeded.
+    pub(crate) fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Name(id, Some(row)) => self.index_name(*id, row),
+            Op::Name(id, None) => self.forget_name(*id),
+            Op::Backend(id, row) => self.index_backend(*id, row),
+            Op::State(id, state) if state.roles == 0 => self.forget_backend(*id),
+            Op::Frontend(key, new) => {
+                let old = self.rows.frontends.get(key).copied();
+                self.index_frontend(key, new.as_ref(), old.as_ref());
+            }
+            Op::Span(_, Span { base: Base::Range(base), .. }) => drop(self.committed_ranges.insert(*base)),
+            Op::Header(id, header) => {
+                let old = self.rows.sets.get(id).map_or(SET_NONE, |s| s.header.next);
+                for (set, step) in [(header.next, 1), (old, -1)] {
+                    if set != SET_NONE {
+                        count(&mut self.refs, set, step);
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.rows.apply(op);
+    }
+
+    /// A fresh set row: its name is known to the caller only.
+    pub(crate) fn apply_set(&mut self, op: &Op, name: &SetName) {
+        if let Op::Set(id, row) = op {
+            self.sets_of.entry(row.owner).or_default().push(*id);
+            self.sets.insert(name.clone(), *id);
+            if let Base::Range(base) = row.span.base {
+                self.committed_ranges.insert(base);
+            }
+            if row.header.next != SET_NONE {
+                count(&mut self.refs, row.header.next, 1);
+            }
+        }
+        self.rows.apply(op);
+    }
+
+    fn forget_name(&mut self, id: OwnerId) {
+        let Some(name) = self.port_name(id) else { return };
+        if let Some(entry) = self.numbers.get_mut(&name.service) {
+            entry.1 -= 1;
+            if entry.1 == 0 {
+                self.numbers.remove(&name.service);
+            }
+        }
+        self.owners.remove(&name);
+        self.backend_count.remove(&id);
+        self.sets_of.remove(&id);
+        self.release(Released::Owner(id));
+    }
+
+    fn forget_backend(&mut self, id: BackendId) {
+        if let Some(row) = self.rows.backends.get(&id) {
+            let key = (row.owner, row.address, row.port);
+            // A pod that moved to another node has a younger row under the same key.
+            if self.backends.get(&key) == Some(&id) {
+                self.backends.remove(&key);
+            }
+            count(&mut self.backend_count, row.owner, -1);
+            self.release(Released::Backend(id));
+        }
+    }
+
+    pub(crate) fn name_of_set(&self, row: &SetRow) -> Option<SetName> {
+        name_of_set(&self.rows, row)
+    }
+
+    /// Nobody points at it: forget its name; its row stays as it is for dials that are under way.
+    pub(crate) fn forget_set(&mut self, id: SetId) {
+        let Some(row) = self.rows.sets.get(&id).copied() else { return };
+        if let Some(name) = self.name_of_set(&row) {
+            self.sets.remove(&name);
+        }
+        self.rows.sets.remove(&id);
+        if let Some(all) = self.sets_of.get_mut(&row.owner) {
+            all.retain(|s| *s != id);
+        }
+        if row.header.next != SET_NONE {
+            count(&mut self.refs, row.header.next, -1);
+        }
+        if let (Base::Range(base), Some(length)) = (row.span.base, self.capacity.remove(&id)) {
+            self.release(Released::Range(base, length.max(1)));
+        }
+        self.release(Released::Set(id));
+    }
+}
+
+fn count<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: K, step: i64) {
+    let entry = counts.entry(key);
+    match entry {
+        std::collections::hash_map::Entry::Occupied(mut e) => {
+            let next = i64::from(*e.get()) + step;
+            if next <= 0 {
+                e.remove();
+            } else {
+                *e.get_mut() = next as u32;
+            }
+        }
+        std::collections::hash_map::Entry::Vacant(e) if step > 0 => drop(e.insert(step as u32)),
+        std::collections::hash_map::Entry::Vacant(_) => {}
+    }
+}
+
+/// A set's row and the name table tell its name: that is what makes a restart possible.
+fn name_of_set(rows: &Rows, row: &SetRow) -> Option<SetName> {
+    let owner = PortName::from_text(&rows.names.get(&row.owner)?.text)?;
+    let role = match row.role {
+        Role::Cluster => SetRole::Cluster,
+        Role::Local => SetRole::Local,
+        Role::Node => SetRole::Node(rows.names.get(&row.node)?.text.as_str().into()),
+    };
+    Some(SetName { owner, family: row.family, role, restricted: row.header.restricted })
+}
