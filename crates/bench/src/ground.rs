@@ -1,0 +1,166 @@
+//! The ground that a bench stands on: a cgroup and a network namespace of its own, both gone when it ends.
+
+use std::{
+    fs::{self, File},
+    os::fd::{AsFd, AsRawFd, RawFd},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::thread::{CpuSet, LinkNameSpaceType};
+
+/// A cgroup2 directory below the root of the hierarchy. This process lives in it until it is dropped, so that its threads
+/// can be spread over [`Cgroup::thread_group`]s: a socket belongs to the cgroup of the thread that creates it.
+pub struct Cgroup {
+    path: PathBuf,
+    home: PathBuf,
+}
+
+impl Cgroup {
+    pub fn enter(name: &str) -> Result<Self> {
+        let root = hierarchy()?;
+        let home = root.join(own_path()?.trim_start_matches('/'));
+        left_by_the_dead(&root, name)?.iter().for_each(|path| remove(path));
+        let path = root.join(format!("{name}-{}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("cannot create {}: is this root?", path.display()))?;
+        let cgroup = Self { path, home };
+        move_process(&cgroup.path)?;
+        Ok(cgroup)
+    }
+
+    /// A child for single threads, with its own programs.
+    pub fn thread_group(&self, name: &str) -> Result<ThreadGroup> {
+        let path = self.path.join(name);
+        fs::create_dir(&path)?;
+        fs::write(path.join("cgroup.type"), "threaded").with_context(|| path.display().to_string())?;
+        Ok(ThreadGroup { directory: File::open(&path)?, path })
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = move_process(&self.home);
+        remove(&self.path);
+    }
+}
+
+/// Removes a cgroup and its children.
+fn remove(path: &Path) {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.path().is_dir()).for_each(|entry| remove(&entry.path()));
+    // A thread that has just ended may still be counted.
+    if !(0..100).any(|_| fs::remove_dir(path).is_ok() || pause()) {
+        eprintln!("could not remove {}", path.display());
+    }
+}
+
+fn pause() -> bool {
+    thread::sleep(Duration::from_millis(10));
+    false
+}
+
+/// What runs that were killed could not remove: entries `<name>-<pid>` whose process is gone.
+fn left_by_the_dead(directory: &Path, name: &str) -> Result<Vec<PathBuf>> {
+    let mut left = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let pid = file.strip_prefix(name).and_then(|rest| rest.strip_prefix('-')?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            left.push(entry.path());
+        }
+    }
+    Ok(left)
+}
+
+/// Where one or more threads live; programs are attached to its descriptor.
+pub struct ThreadGroup {
+    path: PathBuf,
+    directory: File,
+}
+
+impl ThreadGroup {
+    pub fn enter(&self) -> Result<()> {
+        let id = rustix::thread::gettid().as_raw_nonzero();
+        let file = self.path.join("cgroup.threads");
+        fs::write(&file, id.to_string()).with_context(|| file.display().to_string())
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.directory.as_raw_fd()
+    }
+}
+
+fn move_process(cgroup: &Path) -> Result<()> {
+    let file = cgroup.join("cgroup.procs");
+    fs::write(&file, std::process::id().to_string()).with_context(|| file.display().to_string())
+}
+
+fn hierarchy() -> Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|field| field[2] == "cgroup2");
+    Ok(mount.context("no cgroup2 is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")?[1].into())
+}
+
+fn own_path() -> Result<String> {
+    let cgroups = fs::read_to_string("/proc/self/cgroup")?;
+    let own = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
+    Ok(own.context("/proc/self/cgroup names no cgroup2")?.to_owned())
+}
+
+/// Where ip(8) keeps names of network namespaces.
+const NAMESPACES: &str = "/run/netns";
+
+/// A network namespace with its loopback up.
+pub struct Netns {
+    name: String,
+}
+
+impl Netns {
+    pub fn create(prefix: &str) -> Result<Self> {
+        let name = format!("{prefix}-{}", std::process::id());
+        for path in left_by_the_dead(Path::new(NAMESPACES), prefix).unwrap_or_default() {
+            ip(&["netns", "delete", &path.file_name().unwrap_or_default().to_string_lossy()])?;
+        }
+        ip(&["netns", "add", &name])?;
+        let netns = Self { name };
+        ip(&["-n", &netns.name, "link", "set", "lo", "up"])?;
+        Ok(netns)
+    }
+
+    /// Moves the calling thread.
+    pub fn enter(&self) -> Result<()> {
+        let file = File::open(Path::new(NAMESPACES).join(&self.name))?;
+        rustix::thread::move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+        Ok(())
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        if let Err(error) = ip(&["netns", "delete", &self.name]) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<()> {
+    let output = Command::new("ip").args(arguments).output().context("ip: is iproute2 installed?")?;
+    if !output.status.success() {
+        bail!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Keeps the calling thread, and all that it starts later, on the last processor that it may use.
+pub fn pin() -> Result<()> {
+    let allowed = rustix::thread::sched_getaffinity(None)?;
+    let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu));
+    ensure!(last.is_some(), "this thread may run nowhere");
+    let mut only = CpuSet::new();
+    last.into_iter().for_each(|cpu| only.set(cpu));
+    Ok(rustix::thread::sched_setaffinity(None, &only)?)
+}

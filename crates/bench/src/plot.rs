@@ -1,0 +1,115 @@
+//! Two kinds of picture: bars beside each other, and lines over a logarithmic axis.
+
+use anyhow::{Result, anyhow};
+use plotters::{coord::Shift, prelude::*};
+
+pub type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Named values: one per group of bars, or one per point of a line.
+pub struct Series {
+    pub name: String,
+    pub values: Vec<f64>,
+}
+
+const FONT: (&str, u32) = ("sans-serif", 14);
+const TITLE: (&str, u32) = ("sans-serif", 18);
+
+fn colour(index: usize) -> RGBColor {
+    [
+        RGBColor(31, 119, 180),
+        RGBColor(255, 127, 14),
+        RGBColor(44, 160, 44),
+        RGBColor(214, 39, 40),
+        RGBColor(148, 103, 189),
+    ][index % 5]
+}
+
+fn highest(series: &[Series]) -> f64 {
+    series.iter().flat_map(|series| &series.values).copied().fold(1.0, f64::max) * 1.08
+}
+
+/// One group of bars per name in `groups`, one bar per series in each.
+pub fn bars(area: &Area<'_>, title: &str, unit: &str, groups: &[&str], series: &[Series]) -> Result<()> {
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, TITLE)
+        .margin(12)
+        .x_label_area_size(34)
+        .y_label_area_size(64)
+        .build_cartesian_2d(0.0..groups.len() as f64, 0.0..highest(series))
+        .map_err(failed)?;
+    let name = |position: &f64| groups.get(*position as usize).unwrap_or(&"").to_string();
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        // Labels stand at whole numbers; an offset moves them below the middle of their group.
+        .x_labels(groups.len() + 1)
+        .x_label_formatter(&name)
+        .x_label_offset(area.dim_in_pixel().0 as i32 / (groups.len() as i32 * 2 + 2))
+        .y_desc(unit)
+        .label_style(FONT)
+        .draw()
+        .map_err(failed)?;
+    let width = 0.8 / series.len() as f64;
+    for (index, one) in series.iter().enumerate() {
+        let left = |group: usize| group as f64 + 0.1 + index as f64 * width;
+        let bar = |(group, value): (usize, &f64)| {
+            Rectangle::new([(left(group), 0.0), (left(group) + width * 0.9, value.max(0.0))], colour(index).filled())
+        };
+        chart
+            .draw_series(one.values.iter().enumerate().map(bar))
+            .map_err(failed)?
+            .label(&one.name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour(index).filled()));
+    }
+    legend(&mut chart, SeriesLabelPosition::UpperRight)
+}
+
+/// One line per series over `at`, which grows by powers of ten.
+pub fn lines(area: &Area<'_>, title: &str, unit: &str, at: &[u32], series: &[Series]) -> Result<()> {
+    let range = f64::from(at[0])..f64::from(at[at.len() - 1]) * 1.1;
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, TITLE)
+        .margin(12)
+        .x_label_area_size(44)
+        .y_label_area_size(64)
+        .build_cartesian_2d(range.log_scale(), 0.0..highest(series))
+        .map_err(failed)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_label_formatter(&|x| format!("{x:.0}"))
+        .x_desc("services")
+        .y_desc(unit)
+        .label_style(FONT)
+        .draw()
+        .map_err(failed)?;
+    for (index, one) in series.iter().enumerate() {
+        let points = at.iter().map(|at| f64::from(*at)).zip(one.values.iter().copied());
+        let stroke = colour(index).stroke_width(2);
+        chart
+            .draw_series(LineSeries::new(points, stroke).point_size(3))
+            .map_err(failed)?
+            .label(&one.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], stroke));
+    }
+    legend(&mut chart, SeriesLabelPosition::UpperLeft)
+}
+
+fn legend<'a, X: Ranged<ValueType = f64>, Y: Ranged<ValueType = f64>>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
+    position: SeriesLabelPosition,
+) -> Result<()> {
+    chart
+        .configure_series_labels()
+        .position(position)
+        .background_style(WHITE.mix(0.8))
+        .label_font(FONT)
+        .draw()
+        .map_err(failed)
+}
+
+/// The errors of plotters borrow the picture; what they say does not.
+pub fn failed(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("cannot draw: {error}")
+}
