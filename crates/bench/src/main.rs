@@ -1,1 +1,35 @@
-fn main() {}
+//! `beeline-bench`: measures what the design rests on. Prints a table, writes `target/bench/<name>.json` and a plot.
+
+mod candidates;
+mod ground;
+mod plot;
+mod report;
+mod stats;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Benches of Beeline. They need root; they attach to a cgroup of their own and dial in a network namespace of their own.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Where the figures and the plot go
+    #[arg(long, global = true, default_value = "target/bench")]
+    out: PathBuf,
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Design candidates: the per-socket record and the table layouts
+    Candidates,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    match args.bench {
+        Bench::Candidates => candidates::run(&args.out),
+    }
+}

@@ -1,0 +1,60 @@
+//! A BPF array, mapped: user space reads and writes its rows as 8-byte words, without system calls.
+//!
+//! The only `unsafe` of the benches, because a measurement of mapped writes needs a mapping.
+
+use std::{
+    ffi::c_void,
+    fs,
+    os::fd::AsRawFd,
+    ptr, slice,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use anyhow::{Context, Result};
+use libbpf_rs::MapCore;
+use rustix::mm::{MapFlags, ProtFlags};
+
+pub struct Mapping {
+    start: *mut c_void,
+    words: usize,
+}
+
+impl Mapping {
+    pub fn of(map: &impl MapCore) -> Result<Self> {
+        let row = map.value_size().div_ceil(8);
+        let words = (row * map.max_entries()) as usize;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping that the kernel places, so it can alias nothing of ours.
+        let start = unsafe { rustix::mm::mmap(ptr::null_mut(), words * 8, access, MapFlags::SHARED, map.as_fd(), 0) };
+        Ok(Self { start: start.with_context(|| format!("cannot map {:?}", map.name()))?, words })
+    }
+
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: mapped for as long as `self` lives, page-aligned, `words` long; the kernel writes it at any time,
+        // which atomics allow.
+        unsafe { slice::from_raw_parts(self.start.cast(), self.words) }
+    }
+
+    /// Writes a row whose words readers may see one by one.
+    pub fn write<const N: usize>(&self, row: u32, value: [u64; N]) {
+        let start = row as usize * N;
+        for (word, value) in self.words()[start..start + N].iter().zip(value) {
+            word.store(value, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the very range that was mapped; all borrows of it have ended with `self`.
+        let _ = unsafe { rustix::mm::munmap(self.start, self.words * 8) };
+    }
+}
+
+/// What the kernel holds for a map, by its own account.
+pub fn memory(map: &impl MapCore) -> Result<u64> {
+    let path = format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd());
+    let account = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let bytes = account.lines().find_map(|line| line.strip_prefix("memlock:"));
+    bytes.and_then(|bytes| bytes.trim().parse().ok()).with_context(|| format!("{path} tells no memlock"))
+}

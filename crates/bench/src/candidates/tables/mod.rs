@@ -1,0 +1,216 @@
+//! The tables: what a resolve costs as the number of services grows, and what they cost to fill, to change and to keep.
+
+mod fill;
+mod layout;
+
+use std::mem::MaybeUninit;
+
+use anyhow::{Context, Result, ensure};
+use libbpf_rs::{
+    OpenObject, ProgramInput, ProgramMut,
+    skel::{OpenSkel, Skel, SkelBuilder},
+};
+
+use super::mapping::memory;
+use crate::stats::{Samples, turns};
+
+#[allow(clippy::all, dead_code, unused)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/tables.skel.rs"));
+}
+use skel::{TablesSkel, TablesSkelBuilder};
+
+pub const SIZES: [u32; 4] = [10, 1_000, 10_000, 100_000];
+/// Fresh maps, filled and timed.
+const FILLS: usize = 3;
+const ROUNDS: usize = 12;
+const TURNS: u32 = 40_000;
+const CHANGES: u32 = 500;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Table {
+    Frontend,
+    LazyFrontend,
+    Bucket,
+    Set,
+    Slot,
+    Backend,
+    PlainService,
+    PlainBackend,
+}
+
+impl Table {
+    const ALL: [Self; 8] = [
+        Self::Frontend,
+        Self::LazyFrontend,
+        Self::Bucket,
+        Self::Set,
+        Self::Slot,
+        Self::Backend,
+        Self::PlainService,
+        Self::PlainBackend,
+    ];
+}
+
+/// How one endpoint is changed.
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    Mapped { slots: bool },
+    Plain,
+}
+
+pub struct Candidate {
+    pub name: &'static str,
+    pub about: &'static str,
+    program: &'static str,
+    tables: &'static [Table],
+    change: Change,
+}
+
+/// The classic among the candidates: what the others are compared with.
+pub const TWO_HASHES: usize = 4;
+
+/// The loop without a resolve; subtracted from all others.
+const EMPTY_LOOP: &str = "walk_none";
+
+pub const CANDIDATES: [Candidate; 5] = [
+    Candidate {
+        name: "inline",
+        about: "frontend hash, set array with inline ids, backend array",
+        program: "walk_inline",
+        tables: &[Table::Frontend, Table::Set, Table::Backend],
+        change: Change::Mapped { slots: false },
+    },
+    Candidate {
+        name: "slot",
+        about: "the same, ids in a slot array of their own",
+        program: "walk_slot",
+        tables: &[Table::Frontend, Table::Set, Table::Slot, Table::Backend],
+        change: Change::Mapped { slots: true },
+    },
+    Candidate {
+        name: "lazy",
+        about: "as inline, frontend hash with BPF_F_NO_PREALLOC",
+        program: "walk_lazy",
+        tables: &[Table::LazyFrontend, Table::Set, Table::Backend],
+        change: Change::Mapped { slots: false },
+    },
+    Candidate {
+        name: "bucket",
+        about: "as inline, frontends in a hash of our own: mapped array, two rows a cache line",
+        program: "walk_bucket",
+        tables: &[Table::Bucket, Table::Set, Table::Backend],
+        change: Change::Mapped { slots: false },
+    },
+    Candidate {
+        name: "two hashes",
+        about: "service hash to {id, count}, backend hash by {id, index}",
+        program: "walk_plain",
+        tables: &[Table::PlainService, Table::PlainBackend],
+        change: Change::Plain,
+    },
+];
+
+/// Figures of one candidate at one size.
+#[derive(Default, Clone)]
+pub struct Figures {
+    /// Nanoseconds per resolve.
+    pub resolve: f64,
+    /// Nanoseconds to write all tables.
+    pub fill: f64,
+    /// Nanoseconds to change one endpoint.
+    pub change: Samples,
+    /// Bytes of all tables.
+    pub memory: u64,
+}
+
+/// Figures in the order of [`CANDIDATES`].
+pub fn measure(services: u32) -> Result<Vec<Figures>> {
+    let mut figures = vec![Figures::default(); CANDIDATES.len()];
+    let mut fills = vec![Samples::default(); CANDIDATES.len()];
+    for fill in 1..=FILLS {
+        let mut storage = MaybeUninit::uninit();
+        let mut skel = load(&mut storage, services)?;
+        fill_all(&skel, services, &mut fills)?;
+        if fill == FILLS {
+            change_all(&skel, services, &mut figures)?;
+            resolve_all(&mut skel, services, &mut figures)?;
+        }
+    }
+    for (figures, fill) in figures.iter_mut().zip(&fills) {
+        figures.fill = fill.p50();
+    }
+    Ok(figures)
+}
+
+fn load(storage: &mut MaybeUninit<OpenObject>, services: u32) -> Result<TablesSkel<'_>> {
+    let mut open = TablesSkelBuilder::default().open(storage)?;
+    let (maps, backends, buckets) = (&mut open.maps, services * layout::BACKENDS, layout::buckets(services));
+    for map in [&mut maps.frontend, &mut maps.lazy_frontend, &mut maps.set, &mut maps.plain_service] {
+        map.set_max_entries(services)?;
+    }
+    for map in [&mut maps.slot, &mut maps.backend, &mut maps.plain_backend] {
+        map.set_max_entries(backends)?;
+    }
+    maps.bucket.set_max_entries(buckets)?;
+    maps.rodata_data.as_mut().context("no rodata")?.bucket_mask = buckets - 1;
+    open.load().context("the kernel refused tables.bpf.c")
+}
+
+/// Fills each table once; a candidate pays for those that it uses.
+fn fill_all(skel: &TablesSkel<'_>, services: u32, fills: &mut [Samples]) -> Result<()> {
+    let times = Table::ALL.map(|table| (table, fill::fill(skel, table, services)));
+    let mut spent = Vec::new();
+    for (table, time) in times {
+        spent.push((table, time.with_context(|| format!("{table:?} with {services} services"))?));
+    }
+    for (candidate, fill) in CANDIDATES.iter().zip(fills) {
+        let own = spent.iter().filter(|(table, _)| candidate.tables.contains(table));
+        fill.push(own.map(|(_, time)| time.as_nanos() as u64).sum());
+    }
+    Ok(())
+}
+
+fn change_all(skel: &TablesSkel<'_>, services: u32, figures: &mut [Figures]) -> Result<()> {
+    for who in turns(CANDIDATES.len(), ROUNDS, 1) {
+        let time = match CANDIDATES[who].change {
+            Change::Mapped { slots } => fill::change_mapped(skel, services, CHANGES, slots)?,
+            Change::Plain => fill::change_plain(skel, services, CHANGES)?,
+        };
+        figures[who].change.push(time);
+    }
+    for (candidate, figures) in CANDIDATES.iter().zip(figures) {
+        let tables = candidate.tables.iter().map(|table| memory(fill::map(skel, *table)));
+        figures.memory = tables.sum::<Result<u64>>()?;
+    }
+    Ok(())
+}
+
+fn resolve_all(skel: &mut TablesSkel<'_>, services: u32, figures: &mut [Figures]) -> Result<()> {
+    let names: Vec<_> = CANDIDATES.iter().map(|candidate| candidate.program).chain([EMPTY_LOOP]).collect();
+    let mut samples = vec![Samples::default(); names.len()];
+    for (turn, who) in turns(names.len(), ROUNDS, 2).enumerate() {
+        let program = skel.object_mut().progs_mut().find(|program| program.name() == names[who]);
+        let mut program = program.with_context(|| format!("no program {}", names[who]))?;
+        // Once for the caches: whoever had the last turn has filled them with its own tables.
+        walk(&mut program, services, turn as u64)?;
+        samples[who].push(walk(&mut program, services, turn as u64 + 1_000)?);
+    }
+    let empty = samples[CANDIDATES.len()].p50();
+    for (figures, samples) in figures.iter_mut().zip(&samples) {
+        figures.resolve = (samples.p50() - empty) / f64::from(TURNS);
+    }
+    Ok(())
+}
+
+/// Runs the loop once: nanoseconds for all of its turns. Arguments and result: `struct walk`.
+fn walk(program: &mut ProgramMut<'_>, services: u32, seed: u64) -> Result<u64> {
+    let mut walk = [0; 32];
+    walk[0..4].copy_from_slice(&services.to_ne_bytes());
+    walk[4..8].copy_from_slice(&TURNS.to_ne_bytes());
+    walk[8..16].copy_from_slice(&seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes());
+    program.test_run(ProgramInput { context_in: Some(&mut walk), ..Default::default() })?;
+    let word = |at: usize| u64::from_ne_bytes(walk[at..at + 8].try_into().expect("8 bytes"));
+    ensure!(word(24) == 0, "{:?}: {} of {TURNS} resolves found nothing", program.name(), word(24));
+    Ok(word(16))
+}
