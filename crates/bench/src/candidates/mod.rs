@@ -1,6 +1,7 @@
 //! Design candidates, measured: where the per-socket record lives, and how the tables are laid out.
 //!
-//! Nothing here is the product. What won is in the kernel half; this keeps the figures that decided repeatable.
+//! Nothing here is the product; this keeps the figures that decided repeatable. Compare within a run only: between runs
+//! the medians of dials differ by up to a tenth, and a resolve among 100,000 services by a quarter, while the ratios stay.
 
 mod mapping;
 mod record;
