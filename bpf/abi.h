@@ -15,12 +15,13 @@ struct address {
     __be32 word[4];
 };
 
+/* Counted up whenever a table's key or value changes: an agent rebuilds tables of another layout beside the old ones. */
 #ifdef BEELINE_OTHER_LAYOUT
 /* A second layout, for the upgrade tests: same meaning, other sizes. */
-#define LAYOUT 1001
+enum layout { LAYOUT = 1001 };
 #define OTHER_LAYOUT_PAD __u64 other_layout;
 #else
-#define LAYOUT 1
+enum layout { LAYOUT = 1 };
 #define OTHER_LAYOUT_PAD
 #endif
 
@@ -47,15 +48,15 @@ enum scope {
 };
 
 /* ---- filter: one row; a dial that is no service mostly ends here ---- */
-enum {
+enum port_bit {
     PORT_FRONTEND = 1, /* some frontend has this protocol and port */
     PORT_NODE = 2, /* some NodePort has */
-    PORT_WORDS = 2048, /* 65536 ports x 2 bits / 64 */
-    RANGES = 4,
 };
 
+enum { PORT_WORDS = 2048 /* 65536 ports x 2 bits / 64 */, RANGES = 4 };
+
 struct filter {
-    __u64 ports[2][PORT_WORDS]; /* [0] TCP, [1] UDP; two bits a port */
+    __u64 ports[2 * PORT_WORDS]; /* two bits a port; TCP first, then UDP */
     /*
      * Covering ranges of all ClusterIPs, per family, because a known ClusterIP is refused on a port it does not have.
      * One word each, so that a reader never sees half a range; 0 = unused.
@@ -82,12 +83,14 @@ struct frontend {
     __u32 mark;
 };
 
-enum { MARK_KIND = 7 };
+enum mark { MARK_KIND = 7 };
 
 /* ---- set: the backends one kind of dial may pick from; a cache line ---- */
-enum {
-    SPAN_INLINE = 0xffffffff, /* base: the ids stand in the row itself */
-    INLINE_SLOTS = 8,
+enum span_base { SPAN_INLINE = 0xffffffff /* the ids stand in the row itself */ };
+
+enum { INLINE_SLOTS = 8 };
+
+enum set_id {
     SET_NONE = 0,
     SET_CLOSED = 1, /* a known ClusterIP on a port that its Service does not have */
     SET_FIRST = 2,
@@ -109,12 +112,13 @@ enum set_flag {
     SET_SOURCE_RANGES = 1, /* the dialler's address must be in map `source` */
     SET_OWN_NODE = 2, /* as a NodePort it holds for our own addresses only (external Local) */
     SET_SELF_NEXT = 4, /* a member that dials it goes to the next set */
+    SET_V6 = 8, /* the family, which an empty set's members do not tell */
 };
 
 struct set {
     __u64 span; /* base:32 | count:16 | generation:16, read as one */
     __u32 next; /* the set below in the order, SET_NONE: none */
-    __u32 owner; /* id in map `name`; index of counters */
+    __u32 owner; /* id in map `names`; index of counters */
     __u32 affinity; /* seconds, 0: none */
     __u32 limit; /* token bucket, 0: none */
     __u32 node; /* ROLE_NODE: id of that node */
@@ -346,6 +350,30 @@ struct verdict {
     __u8 rule;
     __u8 affinity;
     __u8 races;
+};
+
+/* ---- the test doors (door.bpf.c) ---- */
+struct question {
+    struct dial dial;
+    struct verdict verdict;
+};
+
+/*
+ * The same dial again and again while the tables change. The backend of service S stands at port P for every S, so a
+ * chosen port other than `expect` is a pod of another service.
+ */
+struct siege {
+    struct dial dial;
+    __u32 rounds;
+    __be16 expect;
+    __u16 pad;
+    __u64 resolved;
+    __u64 refused;
+    __u64 untouched;
+    __u64 wrong;
+    __u64 took; /* ns */
+    __u32 spread; /* > 1: the dialled v4 address is counted up by a random number below this */
+    __u32 pad2;
 };
 
 /* A connected UDP socket with a record, as the survey reports it. */

@@ -9,11 +9,6 @@
 
 struct __sk_buff;
 
-struct question {
-    struct dial dial;
-    struct verdict verdict;
-};
-
 /* One dial in, its verdict out; nothing is counted. */
 SEC("tc")
 int door(struct __sk_buff *skb)
@@ -27,24 +22,6 @@ int door(struct __sk_buff *skb)
         decide(&q.dial, &hit, &q.verdict);
     return bpf_skb_store_bytes(skb, 0, &q, sizeof(q), 0);
 }
-
-/*
- * The same dial again and again while the tables change. The backend of service S stands at port P for every S, so a
- * chosen port other than `expect` is a pod of another service.
- */
-struct siege {
-    struct dial dial;
-    __u32 rounds;
-    __be16 expect;
-    __u16 pad;
-    __u64 resolved;
-    __u64 refused;
-    __u64 untouched;
-    __u64 wrong;
-    __u64 took; /* ns */
-    __u32 spread; /* > 1: the dialled v4 address is counted up by a random number below this */
-    __u32 pad2;
-};
 
 struct turn {
     struct siege siege;
@@ -87,9 +64,5 @@ int besiege(struct __sk_buff *skb)
     t.siege.took = bpf_ktime_get_ns() - start;
     return bpf_skb_store_bytes(skb, 0, &t.siege, sizeof(t.siege), 0);
 }
-
-/* Layouts of what tests pass in, for the skeleton's types. */
-const volatile struct question question_layout;
-const volatile struct siege siege_layout;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -23,7 +23,7 @@ TABLE(slot, BPF_MAP_TYPE_ARRAY, __u32, __u32, 1024, BPF_F_MMAPABLE);
 TABLE(backend, BPF_MAP_TYPE_ARRAY, __u32, struct backend, 1024, BPF_F_MMAPABLE);
 TABLE(node, BPF_MAP_TYPE_HASH, struct address, struct node, 1024, 0);
 TABLE(source, BPF_MAP_TYPE_LPM_TRIE, struct source_key, __u32, 1024, BPF_F_NO_PREALLOC);
-TABLE(name, BPF_MAP_TYPE_ARRAY, __u32, struct name, 1024, BPF_F_MMAPABLE);
+TABLE(names, BPF_MAP_TYPE_ARRAY, __u32, struct name, 1024, BPF_F_MMAPABLE);
 TABLE(cgroup, BPF_MAP_TYPE_HASH, __u64, struct cgroup_rule, 1024, 0);
 TABLE(control, BPF_MAP_TYPE_ARRAY, __u32, struct control, 1, BPF_F_MMAPABLE);
 

@@ -169,7 +169,7 @@ static __always_inline bool find(const struct dial *d, struct hit *hit)
 
     if (!f || (d->protocol != IPPROTO_TCP && d->protocol != IPPROTO_UDP))
         return false;
-    bits = READ_ONCE(f->ports[d->protocol == IPPROTO_UDP][(port >> 5) & (PORT_WORDS - 1)]) >>
+    bits = READ_ONCE(f->ports[(d->protocol == IPPROTO_UDP) * PORT_WORDS + (port >> 5)]) >>
            ((port & 31) * 2);
     bits &= PORT_FRONTEND | PORT_NODE;
     ranged = in_ranges(f, &d->address);

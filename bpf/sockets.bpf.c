@@ -72,6 +72,4 @@ int reap(struct bpf_iter__udp *ctx)
     return 0;
 }
 
-const volatile struct surveyed surveyed_layout;
-
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

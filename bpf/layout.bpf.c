@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
+/*
+ * Never loaded: one variable of each type that user space reads or writes, so that their layout reaches Rust through
+ * BTF and is written down once, in abi.h.
+ */
+#include "abi.h"
+
+struct filter filter_layout;
+struct frontend_key frontend_key_layout;
+struct frontend frontend_layout;
+struct set set_layout;
+struct backend backend_layout;
+struct node node_layout;
+struct source_key source_key_layout;
+struct name name_layout;
+struct cgroup_rule cgroup_rule_layout;
+struct control control_layout;
+struct affinity_key affinity_key_layout;
+struct affinity affinity_layout;
+struct counters counters_layout;
+struct tcp_record tcp_record_layout;
+struct udp_record udp_record_layout;
+struct event event_layout;
+struct question question_layout;
+struct siege siege_layout;
+struct surveyed surveyed_layout;
+
+enum layout layout_layout;
+enum port_bit port_bit_layout;
+enum mark mark_layout;
+enum span_base span_base_layout;
+enum set_id set_id_layout;
+enum kind kind_layout;
+enum rule rule_layout;
+enum role role_layout;
+enum when_empty when_empty_layout;
+enum set_flag set_flag_layout;
+enum node_flag node_flag_layout;
+enum name_kind name_kind_layout;
+enum stat stat_layout;
+enum event_level event_level_layout;
+enum cgroup_flag cgroup_flag_layout;
+enum action action_layout;
+enum reason reason_layout;
+enum hook hook_layout;
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,30 @@
+//! Builds the kernel half: each object is compiled once and embedded; the types of abi.h reach Rust through BTF.
+
+use libbpf_cargo::SkeletonBuilder;
+use std::env;
+use std::path::PathBuf;
+
+const OBJECTS: [&str; 4] = ["layout", "resolver", "door", "sockets"];
+
+fn main() {
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let bpf = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../bpf");
+    println!("cargo:rerun-if-changed={}", bpf.display());
+    println!("cargo:rerun-if-env-changed=BEELINE_CLANG");
+    let clang = env::var("BEELINE_CLANG").unwrap_or_else(|_| "clang-19".to_owned());
+    let mut args = vec!["-nostdinc", "-mcpu=v3", "-Wall", "-Werror"];
+    if env::var_os("CARGO_FEATURE_OTHER_LAYOUT").is_some() {
+        args.push("-DBEELINE_OTHER_LAYOUT");
+    }
+    for name in OBJECTS {
+        let result = SkeletonBuilder::new()
+            .source(bpf.join(format!("{name}.bpf.c")))
+            .obj(out.join(format!("{name}.bpf.o")))
+            .clang(&clang)
+            .clang_args(&args)
+            .build_and_generate(out.join(format!("{name}.skel.rs")));
+        if let Err(error) = result {
+            panic!("{name}.bpf.c: {error:#}\nhint: `make setup` installs {clang}; BEELINE_CLANG names another one");
+        }
+    }
+}

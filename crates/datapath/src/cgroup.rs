@@ -1,0 +1,51 @@
+//! Where cgroup2 is, and which cgroup is which. Hybrid hosts mount it beside the old hierarchies.
+
+use crate::{Context, Error, Result};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Mount points of cgroup2, from /proc/self/mountinfo.
+pub fn mounts() -> Vec<PathBuf> {
+    let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    text.lines().filter_map(cgroup2_mount).collect()
+}
+
+fn cgroup2_mount(line: &str) -> Option<PathBuf> {
+    let (before, after) = line.split_once(" - ")?;
+    (after.split(' ').next()? == "cgroup2").then(|| before.split(' ').nth(4)).flatten().map(PathBuf::from)
+}
+
+/// The root of the hierarchy as this process sees it.
+pub fn root() -> Result<PathBuf> {
+    mounts().into_iter().next().ok_or_else(|| {
+        Error::Said("no cgroup2 is mounted: mount one (mount -t cgroup2 none /sys/fs/cgroup/unified) or name it by --cgroup".into())
+    })
+}
+
+/// The id that programs see: the inode of the cgroup's directory.
+pub fn id(path: &Path) -> Result<u64> {
+    Ok(std::fs::metadata(path).context(|| format!("cannot look at the cgroup {}", path.display()))?.ino())
+}
+
+/// Whether a directory is a cgroup of the second version.
+pub fn is_cgroup2(path: &Path) -> bool {
+    const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
+    rustix::fs::statfs(path).is_ok_and(|s| s.f_type as i64 == CGROUP2_SUPER_MAGIC)
+}
+
+/// How many levels below the root it is.
+pub fn level(path: &Path) -> Result<u32> {
+    let mount = mounts().into_iter().find(|m| path.starts_with(m));
+    let below = mount.as_ref().and_then(|m| path.strip_prefix(m).ok());
+    below
+        .map(|p| p.components().count() as u32)
+        .ok_or_else(|| Error::Said(format!("{} is below no cgroup2 mount", path.display())))
+}
+
+/// The cgroup2 path of a process.
+pub fn of_process(pid: u32) -> Result<PathBuf> {
+    let path = format!("/proc/{pid}/cgroup");
+    let text = std::fs::read_to_string(&path).context(|| format!("cannot read {path}; is there a process {pid}?"))?;
+    let relative = text.lines().find_map(|l| l.strip_prefix("0::")).unwrap_or("/");
+    Ok(root()?.join(relative.trim_start_matches('/')))
+}

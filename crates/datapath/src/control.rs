@@ -1,0 +1,155 @@
+//! What changes while running: event level, heartbeat, the host's own addresses, and cgroups that are left alone.
+
+use crate::mapped::{Mapped, bytes_of, from_bytes};
+use crate::object::MapSet;
+use crate::{Context, Result, abi, cgroup, wire};
+use beeline_model::Address;
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use serde::Serialize;
+use std::fmt;
+use std::mem::offset_of;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum EventLevel {
+    Off,
+    Failures,
+    /// One dial in N, and every failure.
+    Sample(u32),
+    All,
+}
+
+impl FromStr for EventLevel {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<EventLevel, String> {
+        let sample = || text.strip_prefix("sample:")?.parse().ok().filter(|n| *n > 0).map(EventLevel::Sample);
+        match text {
+            "off" => Ok(EventLevel::Off),
+            "failures" => Ok(EventLevel::Failures),
+            "all" => Ok(EventLevel::All),
+            _ => sample().ok_or_else(|| format!("{text:?} is not an event level: off, failures, sample:N or all")),
+        }
+    }
+}
+
+impl fmt::Display for EventLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EventLevel::Off => f.write_str("off"),
+            EventLevel::Failures => f.write_str("failures"),
+            EventLevel::Sample(n) => write!(f, "sample:{n}"),
+            EventLevel::All => f.write_str("all"),
+        }
+    }
+}
+
+pub struct Control {
+    row: Mapped<abi::control>,
+    cgroups: MapHandle,
+}
+
+/// Nanoseconds of the clock that programs read.
+pub fn monotonic() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+impl Control {
+    pub fn new(maps: &MapSet) -> Result<Control> {
+        Ok(Control { row: maps.mapped("control")?, cgroups: maps.handle("cgroup")? })
+    }
+
+    /// Takes over what was set in other tables.
+    pub fn carry(&self, from: &Control) -> Result<()> {
+        self.row.write(0, from.row.read(0));
+        for key in from.cgroups.keys() {
+            let value = from.cgroups.lookup(&key, MapFlags::ANY).context(|| "cannot read the cgroup table".into())?;
+            let put = value.map_or(Ok(()), |v| self.cgroups.update(&key, &v, MapFlags::ANY));
+            put.context(|| "cannot write the cgroup table".into())?;
+        }
+        Ok(())
+    }
+
+    pub fn set_event_level(&self, level: EventLevel) {
+        let (number, sample) = match level {
+            EventLevel::Off => (abi::event_level::EVENTS_OFF, 0),
+            EventLevel::Failures => (abi::event_level::EVENTS_FAILURES, 0),
+            EventLevel::Sample(n) => (abi::event_level::EVENTS_SAMPLE, n),
+            EventLevel::All => (abi::event_level::EVENTS_ALL, 0),
+        };
+        self.row.store(0, offset_of!(abi::control, event_sample), sample);
+        self.row.store(0, offset_of!(abi::control, event_level), number.0);
+    }
+
+    pub fn event_level(&self) -> EventLevel {
+        let row = self.row.read(0);
+        match abi::event_level(row.event_level) {
+            abi::event_level::EVENTS_FAILURES => EventLevel::Failures,
+            abi::event_level::EVENTS_SAMPLE => EventLevel::Sample(row.event_sample),
+            abi::event_level::EVENTS_ALL => EventLevel::All,
+            _ => EventLevel::Off,
+        }
+    }
+
+    /// A sign of life.
+    pub fn beat(&self) {
+        self.row.store(0, offset_of!(abi::control, heartbeat), monotonic());
+    }
+
+    /// How long ago the last sign of life was.
+    pub fn last_beat(&self) -> Option<Duration> {
+        let beat: u64 = self.row.load(0, offset_of!(abi::control, heartbeat));
+        (beat != 0).then(|| Duration::from_nanos(monotonic().saturating_sub(beat)))
+    }
+
+    /// How long without a sign of life before dials are left alone; zero: never.
+    pub fn set_orphan(&self, after: Option<Duration>) {
+        self.beat();
+        let nanos = after.map_or(0, |d| d.as_nanos() as u64);
+        self.row.store(0, offset_of!(abi::control, orphan), nanos);
+    }
+
+    pub fn orphan(&self) -> Option<Duration> {
+        let nanos: u64 = self.row.load(0, offset_of!(abi::control, orphan));
+        (nanos != 0).then(|| Duration::from_nanos(nanos))
+    }
+
+    /// What the host itself dials from.
+    pub fn set_host_addresses(&self, v4: Option<Address>, v6: Option<Address>) {
+        let mut row = self.row.read(0);
+        row.host4 = v4.map(wire::address).unwrap_or_default();
+        row.host6 = v6.map(wire::address).unwrap_or_default();
+        for (i, word) in row.host4.word.iter().chain(&row.host6.word).enumerate() {
+            self.row.store(0, offset_of!(abi::control, host4) + i * 4, *word);
+        }
+    }
+
+    /// Processes below these cgroups keep the address that they dialled. Replaces what was there.
+    pub fn set_untouched(&self, cgroups: &[&Path]) -> Result<()> {
+        let mut levels = 0u64;
+        let mut wanted = Vec::new();
+        for path in cgroups {
+            levels |= 1 << cgroup::level(path)?.min(63);
+            wanted.push(cgroup::id(path)?);
+        }
+        let rule = abi::cgroup_rule { flags: abi::cgroup_flag::CGROUP_UNTOUCHED.0, view: 0 };
+        for id in &wanted {
+            let put = self.cgroups.update(&id.to_ne_bytes(), bytes_of(&rule), MapFlags::ANY);
+            put.context(|| "cannot write the cgroup table".into())?;
+        }
+        self.row.store(0, offset_of!(abi::control, cgroup_levels), levels);
+        let stale = self.cgroups.keys().filter(|k| from_bytes(k).is_none_or(|id: u64| !wanted.contains(&id)));
+        for key in stale.collect::<Vec<_>>() {
+            let _ = self.cgroups.delete(&key);
+        }
+        Ok(())
+    }
+
+    /// Cgroups that are left alone, by id.
+    pub fn untouched(&self) -> Vec<u64> {
+        self.cgroups.keys().filter_map(|k| from_bytes(&k)).collect()
+    }
+}

@@ -1,0 +1,349 @@
+//! The tables in the kernel: ops as stores into mapped arrays and calls on hashes, and the dump that a start begins with.
+
+use crate::mapped::{Mapped, bytes_of, from_bytes};
+use crate::object::MapSet;
+use crate::{Context, Error, Result, abi, wire};
+use beeline_model::op::{MapError, Maps, Op};
+use beeline_model::row::*;
+use beeline_model::{Address, Family, Protocol};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use std::collections::HashSet;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Rows a batch call takes at a time.
+const BATCH: usize = 8192;
+
+pub struct Kernel {
+    frontend: MapHandle,
+    node: MapHandle,
+    source: MapHandle,
+    filter: Mapped<abi::filter>,
+    set: Mapped<abi::set>,
+    slot: Mapped<u32>,
+    backend: Mapped<abi::backend>,
+    name: Mapped<abi::name>,
+    counters: Mapped<abi::counters>,
+    picks: Mapped<u64>,
+    grace: Grace,
+    sizes: Sizes,
+    shards: u32,
+}
+
+impl Kernel {
+    pub fn new(maps: &MapSet) -> Result<Kernel> {
+        let max = |name: &str| maps.max_entries(name);
+        let sizes = Sizes {
+            frontends: max("frontend")?,
+            sets: max("set")?,
+            slots: max("slot")?,
+            backends: max("backend")?,
+            nodes: max("node")?,
+            sources: max("source")?,
+            names: max("names")?,
+            affinity: max("affinity")?,
+        };
+        Ok(Kernel {
+            frontend: maps.handle("frontend")?,
+            node: maps.handle("node")?,
+            source: maps.handle("source")?,
+            filter: maps.mapped("filter")?,
+            set: maps.mapped("set")?,
+            slot: maps.mapped("slot")?,
+            backend: maps.mapped("backend")?,
+            name: maps.mapped("names")?,
+            counters: maps.mapped("counters")?,
+            picks: maps.mapped("picks")?,
+            grace: Grace::new()?,
+            shards: max("counters")? / sizes.names,
+            sizes,
+        })
+    }
+
+    fn write_port(&self, protocol: Protocol, port: u16, bits: PortBits) {
+        let half = self.filter_words() / 2;
+        let word = if protocol == Protocol::Udp { half } else { 0 } + usize::from(port >> 5);
+        let offset = offset_of!(abi::filter, ports) + word * 8;
+        let shift = u32::from(port & 31) * 2;
+        let frontend = if bits.frontend { abi::port_bit::PORT_FRONTEND.0 } else { 0 };
+        let node_port = if bits.node_port { abi::port_bit::PORT_NODE.0 } else { 0 };
+        let old: u64 = self.filter.load(0, offset);
+        self.filter.store(0, offset, old & !(3 << shift) | u64::from(frontend | node_port) << shift);
+    }
+
+    fn filter_words(&self) -> usize {
+        size_of_val(&abi::filter::default().ports) / 8
+    }
+
+    fn write_range(&self, family: Family, index: usize, word: u64) {
+        let base = match family {
+            Family::V4 => offset_of!(abi::filter, v4),
+            Family::V6 => offset_of!(abi::filter, v6),
+        };
+        self.filter.store(0, base + index * 8, word);
+    }
+
+    fn write_header(&self, id: SetId, header: &Header) {
+        let family = if self.set.load::<u8>(id, offset_of!(abi::set, flags)) & abi::set_flag::SET_V6.0 as u8 != 0 {
+            Family::V6
+        } else {
+            Family::V4
+        };
+        self.set.store(id, offset_of!(abi::set, next), header.next);
+        self.set.store(id, offset_of!(abi::set, affinity), header.affinity);
+        self.set.store(id, offset_of!(abi::set, limit), header.limit);
+        self.set.store(id, offset_of!(abi::set, when_empty), wire::when_empty(header.when_empty));
+        self.set.store(id, offset_of!(abi::set, flags), wire::set_flags(header, family));
+    }
+
+    fn write_slot(&self, id: SetId, base: Base, index: u16, backend: BackendId) {
+        match base {
+            Base::Range(base) => self.slot.store(base + u32::from(index), 0, backend),
+            Base::Inline => self.set.store(id, offset_of!(abi::set, slot) + usize::from(index) * 4, backend),
+        }
+    }
+
+    fn write_frontend(&self, key: &FrontendKey, row: Option<&FrontendRow>) -> std::result::Result<(), MapError> {
+        let key = wire::frontend_key(key);
+        match row {
+            Some(row) => {
+                let value = wire::frontend(&key, row);
+                put(&self.frontend, "frontend", bytes_of(&key), bytes_of(&value))
+            }
+            None => delete(&self.frontend, bytes_of(&key)),
+        }
+    }
+
+    fn write_node(&self, at: &Address, row: Option<&NodeRow>) -> std::result::Result<(), MapError> {
+        let key = wire::address(*at);
+        match row {
+            Some(row) => put(&self.node, "node", bytes_of(&key), bytes_of(&wire::node(&key, row))),
+            None => delete(&self.node, bytes_of(&key)),
+        }
+    }
+
+    fn zero_counters(&self, owner: OwnerId) {
+        for shard in 0..self.shards {
+            self.counters.write(owner * self.shards + shard, abi::counters::default());
+        }
+    }
+
+    fn write_backend(&self, id: BackendId, row: &BackendRow) {
+        self.picks.write(id, 0);
+        self.backend.write(id, wire::backend(row));
+    }
+
+    /// New rows of the frontend hash, thousands a call.
+    fn write_frontends(&self, ops: &[Op]) -> std::result::Result<(), MapError> {
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for op in ops {
+            if let Op::Frontend(key, Some(row)) = op {
+                let key = wire::frontend_key(key);
+                values.extend_from_slice(bytes_of(&wire::frontend(&key, row)));
+                keys.extend_from_slice(bytes_of(&key));
+            }
+        }
+        self.frontend
+            .update_batch(&keys, &values, ops.len() as u32, MapFlags::ANY, MapFlags::ANY)
+            .map_err(|e| map_error("frontend", &e))
+    }
+
+    // ---- dump ----
+
+    fn dump_frontends(&self, rows: &mut Rows) -> Result<()> {
+        let all = self.frontend.lookup_batch(BATCH as u32, MapFlags::ANY, MapFlags::ANY);
+        for (key, value) in all.context(|| "cannot read the frontend table".into())? {
+            let (key, value) = (from_bytes(&key), from_bytes(&value));
+            if let (Some(key), Some(value)) = (key, value)
+                && let Some(row) = wire::read_frontend(&value)
+            {
+                rows.frontends.insert(wire::read_frontend_key(&key), row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Only what a frontend or a link leads to is live.
+    fn dump_sets(&self, rows: &mut Rows) {
+        let mut open: Vec<SetId> = rows.frontends.values().map(|f| f.set).collect();
+        let mut seen: HashSet<SetId> = HashSet::from([SET_NONE, SET_CLOSED]);
+        let mut end = 0;
+        while let Some(id) = open.pop() {
+            if !seen.insert(id) || id >= self.set.len() {
+                continue;
+            }
+            let Some(row) = wire::read_set(&self.set.read(id)) else { continue };
+            if let Base::Range(base) = row.span.base {
+                end = end.max(base.saturating_add(u32::from(row.span.count)));
+            }
+            open.push(row.header.next);
+            rows.sets.insert(id, row);
+        }
+        rows.slots = (0..end.min(self.slot.len())).map(|i| self.slot.load(i, 0)).collect();
+    }
+
+    fn dump_arrays(&self, rows: &mut Rows) {
+        for id in 1..self.backend.len() {
+            let row = wire::read_backend(&self.backend.read(id));
+            if row.state.roles != 0 {
+                rows.backends.insert(id, row);
+            }
+        }
+        for id in 1..self.name.len() {
+            if self.name.load::<u16>(id, 0) != 0
+                && let Some(row) = wire::read_name(&self.name.read(id))
+            {
+                rows.names.insert(id, row);
+            }
+        }
+    }
+
+    fn dump_filter(&self, rows: &mut Rows) {
+        let filter = self.filter.read(0);
+        let half = filter.ports.len() / 2;
+        for (i, word) in filter.ports.iter().enumerate().filter(|(_, w)| **w != 0) {
+            let protocol = if i < half { Protocol::Tcp } else { Protocol::Udp };
+            for at in 0..32 {
+                let bits = (word >> (at * 2)) as u32;
+                let frontend = bits & abi::port_bit::PORT_FRONTEND.0 != 0;
+                let node_port = bits & abi::port_bit::PORT_NODE.0 != 0;
+                if frontend || node_port {
+                    rows.ports.insert((protocol, ((i % half) * 32 + at) as u16), PortBits { frontend, node_port });
+                }
+            }
+        }
+        rows.ranges_v4 = filter.v4;
+        rows.ranges_v6 = filter.v6;
+    }
+
+    fn dump_hashes(&self, rows: &mut Rows) -> Result<()> {
+        for key in self.node.keys() {
+            let value = self.node.lookup(&key, MapFlags::ANY).context(|| "cannot read the node table".into())?;
+            if let (Some(at), Some(node)) = (from_bytes(&key), value.and_then(|v| from_bytes(&v))) {
+                rows.nodes.insert(wire::read_address(&at), wire::read_node(&node));
+            }
+        }
+        rows.sources = self.source.keys().filter_map(|k| from_bytes(&k)).filter_map(|k| wire::read_source_key(&k)).collect();
+        Ok(())
+    }
+
+    pub fn rows(&self) -> Result<Rows> {
+        let mut rows = Rows::default();
+        self.dump_frontends(&mut rows)?;
+        self.dump_sets(&mut rows);
+        self.dump_arrays(&mut rows);
+        self.dump_filter(&mut rows);
+        self.dump_hashes(&mut rows)?;
+        Ok(rows)
+    }
+}
+
+fn put(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> std::result::Result<(), MapError> {
+    map.update(key, value, MapFlags::ANY).map_err(|e| map_error(what, &e))
+}
+
+/// What is not there is gone.
+fn delete(map: &MapHandle, key: &[u8]) -> std::result::Result<(), MapError> {
+    match map.delete(key) {
+        Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(MapError::Failed(e.to_string())),
+        _ => Ok(()),
+    }
+}
+
+fn map_error(what: &'static str, error: &libbpf_rs::Error) -> MapError {
+    let text = format!("{error:#}");
+    // E2BIG is a full hash, ENOSPC a full trie.
+    if text.contains("os error 7") || text.contains("os error 28") {
+        MapError::Full(what)
+    } else {
+        MapError::Failed(format!("the {what} table: {text}"))
+    }
+}
+
+impl Maps for Kernel {
+    fn write(&mut self, op: &Op) -> std::result::Result<(), MapError> {
+        match op {
+            Op::Name(id, row) => self.name.write(*id, row.as_ref().map(wire::name).unwrap_or_default()),
+            Op::ZeroCounters(owner) => self.zero_counters(*owner),
+            Op::Backend(id, row) => self.write_backend(*id, row),
+            Op::State(id, state) => self.backend.store(*id, offset_of!(abi::backend, state), wire::state(state)),
+            Op::Slots(base, ids) => ids.iter().zip(*base..).for_each(|(id, at)| self.slot.store(at, 0, *id)),
+            Op::Set(id, row) => self.set.write(*id, wire::set(row)),
+            Op::Slot(id, base, index, backend) => self.write_slot(*id, *base, *index, *backend),
+            Op::Span(id, span) => self.set.store(*id, offset_of!(abi::set, span), wire::span(span)),
+            Op::Header(id, header) => self.write_header(*id, header),
+            Op::Port(protocol, port, bits) => self.write_port(*protocol, *port, *bits),
+            Op::Range(family, index, word) => self.write_range(*family, *index, *word),
+            Op::Node(at, row) => return self.write_node(at, row.as_ref()),
+            Op::Source(owner, net, true) => {
+                let key = wire::source_key(*owner, net);
+                return put(&self.source, "source", bytes_of(&key), bytes_of(&1u32));
+            }
+            Op::Source(owner, net, false) => return delete(&self.source, bytes_of(&wire::source_key(*owner, net))),
+            Op::Frontend(key, row) => return self.write_frontend(key, row.as_ref()),
+        }
+        Ok(())
+    }
+
+    fn write_all(&mut self, ops: &[Op]) -> (usize, Option<MapError>) {
+        let mut done = 0;
+        while done < ops.len() {
+            let puts = ops[done..].iter().take(BATCH).take_while(|op| matches!(op, Op::Frontend(_, Some(_)))).count();
+            if puts > 1 && self.write_frontends(&ops[done..done + puts]).is_ok() {
+                done += puts;
+                continue;
+            }
+            // One by one, so that exactly the op that fails is named (a batch is idempotent).
+            for op in &ops[done..done + puts.max(1)] {
+                if let Err(error) = self.write(op) {
+                    return (done, Some(error));
+                }
+                done += 1;
+            }
+        }
+        (done, None)
+    }
+
+    fn dump(&self) -> std::result::Result<Rows, MapError> {
+        self.rows().map_err(|e| MapError::Failed(e.to_string()))
+    }
+
+    fn grace(&mut self) -> std::result::Result<(), MapError> {
+        self.grace.wait().map_err(|e| MapError::Failed(e.to_string()))
+    }
+
+    fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+}
+
+/// Waits for an RCU grace period: the kernel does so before it answers an update of a map of maps.
+/// (`membarrier(GLOBAL)` waits too, but not on one CPU, and is refused under nohz_full.)
+struct Grace {
+    outer: MapHandle,
+    inner: MapHandle,
+}
+
+impl Grace {
+    fn new() -> Result<Grace> {
+        let create = |kind, name, key, inner: i32| {
+            let opts = libbpf_rs::libbpf_sys::bpf_map_create_opts {
+                sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
+                inner_map_fd: inner.max(0) as _,
+                ..Default::default()
+            };
+            MapHandle::create(kind, Some(name), key, 4, 1, &opts)
+                .context(|| format!("cannot create the map {name}; are CAP_BPF and CAP_NET_ADMIN there?"))
+        };
+        let inner = create(MapType::Array, "beeline_inner", 4, 0)?;
+        let outer = create(MapType::ArrayOfMaps, "beeline_grace", 4, inner.as_fd().as_raw_fd())?;
+        Ok(Grace { outer, inner })
+    }
+
+    fn wait(&self) -> Result<()> {
+        let fd = self.inner.as_fd().as_raw_fd();
+        self.outer
+            .update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|source| Error::Bpf { what: "the grace period".into(), source })
+    }
+}

@@ -1,0 +1,304 @@
+//! Load, attach, pin, adopt: from a configuration and whatever an earlier agent left to a live set of hooks.
+//!
+//! A start is never a wipe. Tables of the same layout and size are taken over as they are. Others are built beside the
+//! live ones and the links are flipped when the agent says that the new tables are filled (`go_live`); until then the
+//! old programs serve from the old tables. Flipping one hook is atomic, all eight are not: first those that only read
+//! records (they understand old and new ones), then those that write them.
+
+use crate::control::Control;
+use crate::count::Count;
+use crate::door::Door;
+use crate::event::Events;
+use crate::kernel::Kernel;
+use crate::object::{self, Knobs, MapSet, RECORDS, TABLES};
+use crate::pin::{Meta, PinDir};
+use crate::{Context, Error, Result, cgroup, netns, wire};
+use beeline_model::op::{Maps, Op};
+use beeline_model::row::{Rows, Sizes};
+use beeline_model::rules::EmptyLocal;
+use libbpf_rs::libbpf_sys;
+use libbpf_rs::{Link, Object};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+/// Readers of records first.
+pub const HOOKS: [&str; 8] =
+    ["recvmsg4", "recvmsg6", "getpeername4", "getpeername6", "connect4", "connect6", "sendmsg4", "sendmsg6"];
+
+/// Counters are spread over this many rows a service, by CPU.
+pub fn shards() -> u32 {
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    cpus.next_power_of_two().min(8)
+}
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub pin_dir: PathBuf,
+    pub cgroup: PathBuf,
+    pub sizes: Sizes,
+    pub empty_local: EmptyLocal,
+}
+
+/// How this start relates to what was pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartKind {
+    /// Nothing was there.
+    Fresh,
+    /// The same tables go on.
+    Adopted,
+    /// Same layout, other sizes: all rows were carried over with their ids.
+    Resized,
+    /// Another layout: filled anew, the old programs serve until then.
+    Rebuilt,
+}
+
+pub struct Program {
+    object: Object,
+    maps: MapSet,
+    pins: PinDir,
+    meta: Meta,
+    config: Config,
+    pub start: StartKind,
+    live: bool,
+    links: Vec<Link>,
+}
+
+impl Program {
+    pub fn open(config: Config) -> Result<Program> {
+        if !cgroup::is_cgroup2(&config.cgroup) {
+            let path = config.cgroup.display();
+            return Err(Error::Said(format!("--cgroup {path} is not a cgroup2 directory: `beeline doctor` shows where one is")));
+        }
+        let pins = PinDir::lock(&config.pin_dir)?;
+        let old = pins.meta();
+        let old_tables = old.filter(|m| m.layout == wire::LAYOUT).and_then(|m| MapSet::pinned(&pins.tables(m.generation), &TABLES));
+        let mut existing = MapSet::pinned(&pins.records(), &RECORDS).unwrap_or_default();
+        match (old, old_tables) {
+            (Some(meta), Some(tables)) if tables.fits(&config.sizes, shards()) => {
+                existing.extend(tables);
+                Program::load(config, pins, existing, meta, StartKind::Adopted)
+            }
+            (Some(meta), Some(tables)) => Program::resize(config, pins, existing, meta, tables),
+            (Some(meta), None) => {
+                let next = Meta { layout: wire::LAYOUT, generation: meta.generation + 1, epoch: meta.epoch + 1, pad: 0 };
+                Program::load(config, pins, existing, next, StartKind::Rebuilt)
+            }
+            (None, _) => {
+                let first = Meta { layout: wire::LAYOUT, generation: 1, epoch: 1, pad: 0 };
+                Program::load(config, pins, existing, first, StartKind::Fresh)
+            }
+        }
+    }
+
+    fn knobs(config: &Config, meta: &Meta) -> Result<Knobs> {
+        Ok(Knobs {
+            shards: shards(),
+            epoch: meta.epoch,
+            empty_local_drops: config.empty_local == EmptyLocal::Drop,
+            host_netns: netns::own_cookie()?,
+        })
+    }
+
+    fn load(config: Config, pins: PinDir, existing: MapSet, meta: Meta, start: StartKind) -> Result<Program> {
+        let mut open = object::open(object::RESOLVER, "beeline")?;
+        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::knobs(&config, &meta)?)?;
+        let object = object::load(open, "beeline")?;
+        let mut maps = object::maps_of(&object)?;
+        maps.pin(&pins.tables(meta.generation), &TABLES)?;
+        maps.pin(&pins.records(), &RECORDS)?;
+        let mut program =
+            Program { object, maps, pins, meta, config, start, live: false, links: Vec::new() };
+        // Tables that are valid already need no waiting.
+        if matches!(start, StartKind::Adopted | StartKind::Resized) {
+            program.go_live()?;
+        }
+        Ok(program)
+    }
+
+    /// Other sizes: the rows move into new tables with their ids, so records and affinity go on.
+    fn resize(config: Config, pins: PinDir, existing: MapSet, old: Meta, tables: MapSet) -> Result<Program> {
+        let mut all = MapSet::pinned(&pins.tables(old.generation), &TABLES).unwrap_or_default();
+        all.extend(MapSet::pinned(&pins.records(), &RECORDS).unwrap_or_default());
+        let before = Kernel::new(&all)?;
+        let rows = before.rows()?;
+        let counts = Count::new(&all)?;
+        drop(tables);
+        let fits = fits(&rows, &config.sizes);
+        let next = Meta { generation: old.generation + 1, ..old };
+        if !fits {
+            let next = Meta { epoch: old.epoch + 1, ..next };
+            return Program::load(config, pins, existing, next, StartKind::Rebuilt);
+        }
+        let mut open = object::open(object::RESOLVER, "beeline")?;
+        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::knobs(&config, &next)?)?;
+        let object = object::load(open, "beeline")?;
+        let mut maps = object::maps_of(&object)?;
+        let mut kernel = Kernel::new(&maps)?;
+        carry(&rows, &mut kernel)?;
+        Count::new(&maps)?.carry(&counts, &rows);
+        Control::new(&maps)?.carry(&Control::new(&all)?)?;
+        maps.pin(&pins.tables(next.generation), &TABLES)?;
+        maps.pin(&pins.records(), &RECORDS)?;
+        let start = StartKind::Resized;
+        let mut program =
+            Program { object, maps, pins, meta: next, config, start, live: false, links: Vec::new() };
+        program.go_live()?;
+        Ok(program)
+    }
+
+    /// Puts our programs at the hooks. Until now those of an earlier agent, if any, have served.
+    pub fn go_live(&mut self) -> Result<()> {
+        if self.live {
+            return Ok(());
+        }
+        Control::new(&self.maps)?.beat();
+        std::fs::create_dir_all(self.pins.links()).context(|| "cannot create the links folder".into())?;
+        let cgroup = File::open(&self.config.cgroup)
+            .context(|| format!("cannot open the cgroup {}", self.config.cgroup.display()))?;
+        for hook in HOOKS {
+            let link = self.attach(hook, &cgroup)?;
+            self.links.push(link);
+        }
+        self.pins.set_meta(self.meta)?;
+        self.pins.remove_tables_except(self.meta.generation);
+        self.live = true;
+        Ok(())
+    }
+
+    fn attach(&self, hook: &str, cgroup: &File) -> Result<Link> {
+        let path = self.pins.link(hook);
+        let program = self.object.progs_mut().find(|p| p.name() == hook);
+        let program = program.ok_or_else(|| Error::Said(format!("there is no program {hook}")))?;
+        let id = cgroup::id(&self.config.cgroup)?;
+        let pinned = Link::open(&path).ok().filter(|link| attached_to(link) == Some(id));
+        if let Some(mut link) = pinned {
+            link.update_prog(&program).context(|| format!("cannot put a new program at {hook}"))?;
+            return Ok(link);
+        }
+        let mut link = program.attach_cgroup(cgroup.as_raw_fd()).context(|| {
+            format!("cannot attach {hook} to {}: `beeline doctor` tells what stands there", self.config.cgroup.display())
+        })?;
+        // A link of another cgroup, or of one that is gone, ends with its pin; ours is attached already.
+        let _ = std::fs::remove_file(&path);
+        link.pin(&path).context(|| format!("cannot pin {}", path.display()))?;
+        Ok(link)
+    }
+
+    pub fn is_live(&self) -> bool {
+        self.live
+    }
+
+    pub fn meta(&self) -> Meta {
+        self.meta
+    }
+
+    pub fn maps(&self) -> &MapSet {
+        &self.maps
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub fn kernel(&self) -> Result<Kernel> {
+        Kernel::new(&self.maps)
+    }
+
+    pub fn control(&self) -> Result<Control> {
+        Control::new(&self.maps)
+    }
+
+    pub fn count(&self) -> Result<Count> {
+        Count::new(&self.maps)
+    }
+
+    pub fn events(&self) -> Result<Events> {
+        Events::new(&self.maps)
+    }
+
+    pub fn door(&self) -> Result<Door> {
+        Door::new(&self.maps, &self.config.sizes, shards(), Program::knobs(&self.config, &self.meta)?)
+    }
+}
+
+fn attached_to(link: &Link) -> Option<u64> {
+    match link.info().ok()?.info {
+        libbpf_rs::query::LinkTypeInfo::Cgroup(info) => Some(info.cgroup_id),
+        _ => None,
+    }
+}
+
+fn fits(rows: &Rows, sizes: &Sizes) -> bool {
+    let below = |highest: Option<&u32>, end: u32| highest.is_none_or(|id| *id < end);
+    rows.frontends.len() <= sizes.frontends as usize
+        && rows.slots.len() <= sizes.slots as usize
+        && below(rows.sets.keys().max(), sizes.sets)
+        && below(rows.backends.keys().max(), sizes.backends)
+        && below(rows.names.keys().max(), sizes.names)
+}
+
+/// What is pointed at first, the visible rows last, as ever.
+fn carry(rows: &Rows, kernel: &mut Kernel) -> Result<()> {
+    let mut ops: Vec<Op> = Vec::new();
+    ops.extend(rows.names.iter().map(|(id, row)| Op::Name(*id, Some(row.clone()))));
+    ops.extend(rows.backends.iter().map(|(id, row)| Op::Backend(*id, *row)));
+    ops.push(Op::Slots(0, rows.slots.clone().into()));
+    ops.extend(rows.sets.iter().map(|(id, row)| Op::Set(*id, Box::new(*row))));
+    ops.extend(rows.sources.iter().map(|(owner, net)| Op::Source(*owner, *net, true)));
+    ops.extend(rows.ports.iter().map(|((protocol, port), bits)| Op::Port(*protocol, *port, *bits)));
+    for (family, words) in [(beeline_model::Family::V4, rows.ranges_v4), (beeline_model::Family::V6, rows.ranges_v6)] {
+        ops.extend(words.iter().enumerate().map(|(i, word)| Op::Range(family, i, *word)));
+    }
+    ops.extend(rows.nodes.iter().map(|(at, row)| Op::Node(*at, Some(*row))));
+    ops.extend(rows.frontends.iter().map(|(key, row)| Op::Frontend(*key, Some(*row))));
+    match kernel.write_all(&ops) {
+        (_, None) => Ok(()),
+        (_, Some(error)) => Err(Error::Said(format!("cannot carry the tables over: {error}"))),
+    }
+}
+
+/// What `cleanup` removed.
+#[derive(Debug, Default, serde::Serialize)]
+pub struct Removed {
+    pub links: Vec<String>,
+    pub maps: usize,
+}
+
+/// Detaches every hook and removes every pin below the directory.
+pub fn cleanup(pin_dir: &std::path::Path) -> Result<Removed> {
+    if PinDir::is_held(pin_dir) {
+        return Err(Error::Said(format!("an agent is running on {}: stop it first", pin_dir.display())));
+    }
+    let mut removed = Removed::default();
+    for entry in std::fs::read_dir(pin_dir.join("links")).into_iter().flatten().flatten() {
+        if let Ok(link) = Link::open(entry.path()) {
+            let _ = link.detach();
+        }
+        removed.links.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    removed.links.sort();
+    removed.maps = count_files(pin_dir).saturating_sub(removed.links.len());
+    match std::fs::remove_dir_all(pin_dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).context(|| format!("cannot remove {}", pin_dir.display())),
+        _ => Ok(removed),
+    }
+}
+
+fn count_files(dir: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|e| if e.path().is_dir() { count_files(&e.path()) } else { 1 }).sum()
+}
+
+/// libbpf speaks to stderr by itself; it shall speak through our log.
+pub fn quiet_libbpf() {
+    fn print(level: libbpf_rs::PrintLevel, text: String) {
+        match level {
+            libbpf_rs::PrintLevel::Debug => tracing::trace!(target: "libbpf", "{}", text.trim_end()),
+            _ => tracing::debug!(target: "libbpf", "{}", text.trim_end()),
+        }
+    }
+    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Info, print)));
+    // SAFETY: no other thread uses libbpf yet.
+    let _ = unsafe { libbpf_sys::libbpf_set_strict_mode(libbpf_sys::LIBBPF_STRICT_ALL) };
+}

@@ -1,0 +1,134 @@
+//! Stale UDP sockets: connected to a backend that is gone. `send()` on them never runs a hook again, so exactly those are
+//! destroyed and the application dials anew. Find (in all namespaces at once), decide (the caller's business), destroy
+//! (namespace by namespace, by cookie, only while still connected to that backend).
+
+use crate::mapped::{bytes_of, from_bytes};
+use crate::object::{self, Knobs, MapSet};
+use crate::{Context, Error, Result, abi, netns, wire};
+use beeline_model::Address;
+use beeline_model::row::{OwnerId, Sizes};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::os::fd::AsFd;
+
+/// A connected UDP socket that was resolved.
+#[derive(Clone, Debug)]
+pub struct Connected {
+    pub owner: OwnerId,
+    pub dialled: Address,
+    pub dialled_port: u16,
+    pub chosen: Address,
+    pub chosen_port: u16,
+    pub epoch: u32,
+    raw: abi::surveyed,
+}
+
+pub struct Reaper {
+    object: Object,
+    survey: Link,
+    condemned: MapHandle,
+    /// False before 6.5: programs cannot destroy, netlink does.
+    exact: bool,
+}
+
+impl Reaper {
+    pub fn new(maps: &MapSet, sizes: &Sizes, shards: u32, knobs: Knobs) -> Result<Reaper> {
+        let (object, exact) = match load(maps, sizes, shards, knobs, true) {
+            Ok(object) => (object, true),
+            Err(_) => (load(maps, sizes, shards, knobs, false)?, false),
+        };
+        let record = maps.handle("udp_record")?;
+        let survey = object.progs_mut().find(|p| p.name() == "survey").map(|p| p.attach_iter(record.as_fd()));
+        let survey = survey.ok_or_else(|| Error::Said("there is no program survey".into()))?;
+        let survey = survey.context(|| "cannot walk the socket records".into())?;
+        let condemned = object::maps_of(&object)?.handle("condemned")?;
+        Ok(Reaper { object, survey, condemned, exact })
+    }
+
+    pub fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    /// All connected sockets with a record; cost follows their number.
+    pub fn survey(&self) -> Result<Vec<Connected>> {
+        let bytes = read_all(&self.survey)?;
+        Ok(bytes.chunks_exact(size_of::<abi::surveyed>()).filter_map(from_bytes).map(read_surveyed).collect())
+    }
+
+    /// Destroys them; returns how many. Passes are repeated until one finds none: before 6.16 an iterator may skip.
+    pub fn destroy(&self, victims: &[Connected]) -> Result<usize> {
+        let mut by_namespace: BTreeMap<u32, Vec<&Connected>> = BTreeMap::new();
+        for victim in victims {
+            by_namespace.entry(victim.raw.netns_inode).or_default().push(victim);
+        }
+        let known = netns::all();
+        let mut destroyed = 0;
+        for (inode, victims) in by_namespace {
+            let namespace = match known.get(&u64::from(inode)) {
+                Some(path) => Some(netns::open(path)?),
+                None => victims.iter().find_map(|v| netns::of_socket(v.raw.inode)),
+            };
+            let Some(namespace) = namespace else { continue };
+            let result = netns::within(&namespace, || self.destroy_here(&victims))?;
+            destroyed += result?;
+        }
+        Ok(destroyed)
+    }
+
+    fn destroy_here(&self, victims: &[&Connected]) -> Result<usize> {
+        if !self.exact {
+            return Ok(victims.iter().filter(|v| crate::diag::destroy(&v.raw)).count());
+        }
+        for victim in victims {
+            let peer = victim.raw.peer;
+            self.condemned
+                .update(&victim.raw.cookie.to_ne_bytes(), bytes_of(&peer), MapFlags::ANY)
+                .context(|| "cannot condemn a socket".into())?;
+        }
+        let program = self.object.progs_mut().find(|p| p.name() == "reap");
+        let program = program.ok_or_else(|| Error::Said("there is no program reap".into()))?;
+        let link = program.attach().context(|| "cannot walk the UDP sockets".into())?;
+        let mut gone = BTreeSet::new();
+        for _ in 0..10 {
+            let bytes = read_all(&link)?;
+            let before = gone.len();
+            gone.extend(bytes.chunks_exact(8).filter_map(from_bytes::<u64>));
+            if gone.len() == before {
+                break;
+            }
+        }
+        for victim in victims {
+            let _ = self.condemned.delete(&victim.raw.cookie.to_ne_bytes());
+        }
+        Ok(gone.len())
+    }
+}
+
+fn load(maps: &MapSet, sizes: &Sizes, shards: u32, knobs: Knobs, exact: bool) -> Result<Object> {
+    let mut open = object::open(object::SOCKETS, "sockets")?;
+    object::prepare(&mut open, sizes, shards, maps, knobs)?;
+    for mut program in open.progs_mut().filter(|p| p.name() == "reap") {
+        program.set_autoload(exact);
+    }
+    object::load(open, "sockets")
+}
+
+fn read_all(link: &Link) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut iter = Iter::new(link).context(|| "cannot start a walk over sockets".into())?;
+    iter.read_to_end(&mut bytes).context(|| "cannot walk over sockets".into())?;
+    Ok(bytes)
+}
+
+fn read_surveyed(raw: abi::surveyed) -> Connected {
+    Connected {
+        owner: raw.peer.owner,
+        dialled: wire::read_address(&raw.peer.dialled),
+        dialled_port: u16::from_be(raw.peer.dialled_port),
+        chosen: wire::read_address(&raw.peer.chosen),
+        chosen_port: u16::from_be(raw.peer.chosen_port),
+        epoch: raw.epoch,
+        raw,
+    }
+}
