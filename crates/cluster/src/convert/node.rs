@@ -1,0 +1,53 @@
+//! v1 Node to fact.
+
+use super::name::is_subdomain;
+use super::{Convert, Converted, Report, Unserved, address, label};
+use beeline_model::Address;
+use beeline_model::fact::{self, AddressType};
+use k8s_openapi::api::core::v1::{Node, NodeAddress};
+
+const ZONE: &str = "topology.kubernetes.io/zone";
+/// Set by the cluster autoscaler on a node that it is about to remove.
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+
+impl Convert {
+    pub fn node(&mut self, object: &Node) -> Converted<fact::Node> {
+        let mut report = Report::new("Node", &object.metadata);
+        let fact = self.stand(object, &mut report);
+        report.close(fact)
+    }
+
+    fn stand(&mut self, object: &Node, report: &mut Report) -> Result<fact::Node, Unserved> {
+        let name = object.metadata.name.as_deref().filter(|name| is_subdomain(name));
+        let name = name.ok_or_else(|| report.bad_name())?;
+        let zone = label(&object.metadata, ZONE).filter(|zone| !zone.is_empty());
+        Ok(fact::Node {
+            cluster: self.cluster.clone(),
+            name: self.names.word(name),
+            addresses: addresses(object, report),
+            zone: zone.map(|zone| self.names.word(zone)),
+            eligible: object.metadata.deletion_timestamp.is_none() && !is_tainted(object),
+        })
+    }
+}
+
+fn addresses(object: &Node, report: &mut Report) -> Vec<(AddressType, Address)> {
+    let listed = object.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let typed = listed.filter_map(|entry| address_type(entry).map(|kind| (kind, address::parse(&entry.address))));
+    let keep = |(kind, address)| Some((kind, report.keep("badAddress", "status.addresses", address)?));
+    typed.filter_map(keep).collect()
+}
+
+/// Hostname and DNS entries are names; nobody dials a NodePort by them at a socket.
+fn address_type(entry: &NodeAddress) -> Option<AddressType> {
+    match entry.type_.as_str() {
+        "InternalIP" => Some(AddressType::Internal),
+        "ExternalIP" => Some(AddressType::External),
+        _ => None,
+    }
+}
+
+fn is_tainted(object: &Node) -> bool {
+    let mut taints = object.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    taints.any(|taint| taint.key == TO_BE_DELETED)
+}

@@ -1,0 +1,148 @@
+//! The API server's own defaults, for sources that have no API server in front: a file means what `kubectl apply` of it
+//! would mean.
+//!
+//! `targetPort` has a default too (the port), but nothing here reads it: the port of an endpoint comes from its slice.
+//! What the API server *allocates* (a ClusterIP, a nodePort) no folder can invent; it is named as missing.
+
+use crate::convert::{AFFINITY_SECONDS, Report};
+use beeline_model::Family;
+use beeline_model::address::parse_ip;
+use beeline_model::fact::Refusal;
+use k8s_openapi::api::core::v1::{ClientIPConfig, Endpoints, Service, ServiceSpec, SessionAffinityConfig};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+pub(crate) fn service(object: &mut Service) {
+    namespace(&mut object.metadata);
+    let spec = object.spec.get_or_insert_default();
+    fill(&mut spec.type_, "ClusterIP");
+    fill(&mut spec.session_affinity, "None");
+    fill(&mut spec.external_traffic_policy, "Cluster");
+    fill(&mut spec.internal_traffic_policy, "Cluster");
+    affinity(spec);
+    cluster_ips(spec);
+    for port in spec.ports.iter_mut().flatten() {
+        port.name.get_or_insert_default();
+        fill(&mut port.protocol, "TCP");
+    }
+}
+
+pub(crate) fn slice(object: &mut EndpointSlice) {
+    namespace(&mut object.metadata);
+    for port in object.ports.iter_mut().flatten() {
+        port.name.get_or_insert_default();
+        fill(&mut port.protocol, "TCP");
+    }
+}
+
+pub(crate) fn endpoints(object: &mut Endpoints) {
+    namespace(&mut object.metadata);
+    let subsets = object.subsets.iter_mut().flatten();
+    for port in subsets.flat_map(|subset| subset.ports.iter_mut().flatten()) {
+        fill(&mut port.protocol, "TCP");
+    }
+}
+
+/// What an API server would have allocated.
+pub(crate) fn missing(object: &Service) -> Vec<Refusal> {
+    let mut report = Report::new("Service", &object.metadata);
+    let Some(spec) = &object.spec else { return Vec::new() };
+    let kind = spec.type_.as_deref().unwrap_or_default();
+    if kind != "ExternalName" && spec.cluster_ip.as_deref().unwrap_or_default().is_empty() {
+        report.refuse("noClusterIP", "spec.clusterIP: a folder cannot allocate one; write the address, or None");
+    }
+    for port in spec.ports.iter().flatten().filter(|port| kind == "NodePort" && port.node_port.unwrap_or(0) == 0) {
+        report
+            .refuse("noNodePort", format!("port {}: a folder cannot allocate a nodePort; write the number", port.port));
+    }
+    report.refusals()
+}
+
+fn namespace(meta: &mut ObjectMeta) {
+    fill(&mut meta.namespace, "default");
+}
+
+/// The API takes an empty string as absent.
+fn fill(field: &mut Option<String>, value: &str) {
+    if field.as_deref().unwrap_or_default().is_empty() {
+        *field = Some(value.to_owned());
+    }
+}
+
+fn affinity(spec: &mut ServiceSpec) {
+    if spec.session_affinity.as_deref() != Some("ClientIP") {
+        spec.session_affinity_config = None;
+        return;
+    }
+    let config: &mut SessionAffinityConfig = spec.session_affinity_config.get_or_insert_default();
+    let client: &mut ClientIPConfig = config.client_ip.get_or_insert_default();
+    client.timeout_seconds.get_or_insert(AFFINITY_SECONDS);
+}
+
+/// `clusterIP` and `clusterIPs[0]` from each other, `ipFamilies` from the addresses that no family is named for.
+fn cluster_ips(spec: &mut ServiceSpec) {
+    let first = spec.cluster_ip.take().filter(|ip| !ip.is_empty());
+    let ips = spec.cluster_ips.get_or_insert_default();
+    if let (Some(first), true) = (&first, ips.is_empty()) {
+        ips.push(first.clone());
+    }
+    spec.cluster_ip = first.or_else(|| ips.first().cloned());
+    let families = spec.ip_families.get_or_insert_default();
+    for ip in ips.iter().skip(families.len()) {
+        // What is malformed gets some family: the converter refuses the address itself.
+        let family = parse_ip(ip).map_or(Family::V4, Family::of);
+        families.push(family.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> ServiceSpec {
+        let mut object: Service = serde_saphyr::from_str(text).unwrap();
+        service(&mut object);
+        object.spec.unwrap()
+    }
+
+    #[test]
+    fn an_empty_service_gets_the_apis_defaults() {
+        let spec = spec("metadata: {name: a}\nspec: {ports: [{port: 80}]}");
+        let port = &spec.ports.as_ref().unwrap()[0];
+        assert_eq!((port.name.as_deref(), port.protocol.as_deref()), (Some(""), Some("TCP")));
+        assert_eq!(spec.type_.as_deref(), Some("ClusterIP"));
+        assert_eq!(spec.session_affinity.as_deref(), Some("None"));
+        assert_eq!(spec.external_traffic_policy.as_deref(), Some("Cluster"));
+        assert_eq!(spec.cluster_ip, None);
+    }
+
+    #[test]
+    fn cluster_ip_and_cluster_ips_fill_each_other() {
+        let from_one = spec("spec: {clusterIP: 10.0.0.1}");
+        assert_eq!(from_one.cluster_ips, Some(vec!["10.0.0.1".into()]));
+        assert_eq!(from_one.ip_families, Some(vec!["IPv4".into()]));
+        let from_many = spec("spec: {clusterIPs: ['fd00::1', 10.0.0.1]}");
+        assert_eq!(from_many.cluster_ip.as_deref(), Some("fd00::1"));
+        assert_eq!(from_many.ip_families, Some(vec!["IPv6".into(), "IPv4".into()]));
+    }
+
+    #[test]
+    fn affinity_has_a_time_only_with_client_ip() {
+        let seconds = |spec: ServiceSpec| spec.session_affinity_config.and_then(|c| c.client_ip?.timeout_seconds);
+        assert_eq!(seconds(spec("spec: {sessionAffinity: ClientIP}")), Some(10_800));
+        assert_eq!(seconds(spec("spec: {sessionAffinityConfig: {clientIP: {timeoutSeconds: 5}}}")), None);
+    }
+
+    #[test]
+    fn what_only_a_server_can_allocate_is_named() {
+        let reasons = |text: &str| {
+            let mut object: Service = serde_saphyr::from_str(text).unwrap();
+            service(&mut object);
+            missing(&object).iter().map(|refusal| refusal.reason).collect::<Vec<_>>()
+        };
+        assert_eq!(reasons("spec: {ports: [{port: 80}]}"), ["noClusterIP"]);
+        assert_eq!(reasons("spec: {type: NodePort, clusterIP: 10.0.0.1, ports: [{port: 80}]}"), ["noNodePort"]);
+        assert!(reasons("spec: {type: ExternalName, externalName: a.b}").is_empty());
+        assert!(reasons("spec: {clusterIP: None}").is_empty());
+    }
+}

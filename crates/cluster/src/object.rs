@@ -1,0 +1,139 @@
+//! An object as a file gave it: who it is, where it stands, what it says.
+
+use beeline_model::fact::{Fact, Node, Service, Slice, SliceName};
+use beeline_model::{Name, ServiceName};
+use serde_json::Value;
+use std::fmt::{self, Write};
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
+
+/// Kind, namespace and name: two objects with the same one are the same object. Small, because every object of a folder
+/// is known by it for as long as it exists.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Identity {
+    Service(ServiceName),
+    Endpoints(ServiceName),
+    Slice(Arc<SliceName>),
+    Node(Name),
+}
+
+impl Identity {
+    /// The fact that takes it back; Endpoints become slices and have none of their own.
+    pub(crate) fn gone(&self, cluster: &Name) -> Option<Fact> {
+        match self {
+            Identity::Service(name) => Some(Fact::ServiceGone(name.clone())),
+            Identity::Slice(name) => Some(Fact::SliceGone(SliceName::clone(name))),
+            Identity::Node(name) => Some(Fact::NodeGone { cluster: cluster.clone(), name: name.clone() }),
+            Identity::Endpoints(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Identity::Service(name) => write!(f, "Service {}/{}", name.namespace(), name.name()),
+            Identity::Endpoints(name) => write!(f, "Endpoints {}/{}", name.namespace(), name.name()),
+            Identity::Slice(name) => write!(f, "EndpointSlice {}/{}", name.namespace, name.name),
+            Identity::Node(name) => write!(f, "Node {name}"),
+        }
+    }
+}
+
+/// Where in its file: both from 1, no item: 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) document: u32,
+    pub(crate) item: u32,
+}
+
+impl Place {
+    pub(crate) fn document(document: u32) -> Place {
+        Place { document, item: 0 }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.item {
+            0 => write!(f, "document {}", self.document),
+            item => write!(f, "document {} item {item}", self.document),
+        }
+    }
+}
+
+/// `None`: skipped. It claims its identity all the same.
+pub(crate) enum Body {
+    Service { fact: Option<Service>, selectorless: bool },
+    Slice(Option<Slice>),
+    Endpoints(Vec<Slice>),
+    Node(Option<Node>),
+}
+
+impl Body {
+    /// 0: says nothing.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        match self {
+            Body::Service { fact: Some(fact), .. } => fingerprint(fact),
+            Body::Slice(Some(fact)) => fingerprint(fact),
+            Body::Node(Some(fact)) => fingerprint(fact),
+            Body::Endpoints(slices) if !slices.is_empty() => fingerprint(slices),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn into_fact(self) -> Option<Fact> {
+        match self {
+            Body::Service { fact, .. } => fact.map(Fact::Service),
+            Body::Slice(fact) => fact.map(Fact::Slice),
+            Body::Node(fact) => fact.map(Fact::Node),
+            Body::Endpoints(_) => None,
+        }
+    }
+
+    pub(crate) fn selectorless(&self) -> bool {
+        matches!(self, Body::Service { selectorless: true, .. })
+    }
+
+    /// Whose slice it is.
+    pub(crate) fn owner(&self) -> Option<&ServiceName> {
+        match self {
+            Body::Slice(Some(slice)) => Some(&slice.service),
+            _ => None,
+        }
+    }
+}
+
+pub(crate) struct Object {
+    pub(crate) identity: Identity,
+    pub(crate) place: Place,
+    pub(crate) body: Body,
+}
+
+/// Facts are remembered by 64 bits of what they say, not kept: the reader of the facts holds them already. Over the
+/// debug text, which shows every field of a fact, also those that come later.
+fn fingerprint(fact: &impl fmt::Debug) -> u64 {
+    struct Text(DefaultHasher);
+    impl Write for Text {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0.write(text.as_bytes());
+            Ok(())
+        }
+    }
+    let mut text = Text(DefaultHasher::new());
+    // A hasher accepts everything.
+    let _ = write!(text, "{fact:?}");
+    text.0.finish().max(1)
+}
+
+/// `Service default/web` of something that is not typed yet.
+pub(crate) fn title(value: &Value) -> String {
+    let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or("?").to_owned();
+    let meta = value.get("metadata");
+    let namespace = meta.and_then(|meta| meta.get("namespace"));
+    let name = text(meta.and_then(|meta| meta.get("name")));
+    match namespace {
+        Some(namespace) => format!("{} {}/{name}", text(value.get("kind")), text(Some(namespace))),
+        None => format!("{} {name}", text(value.get("kind"))),
+    }
+}

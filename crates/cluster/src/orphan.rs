@@ -1,0 +1,38 @@
+//! Slices whose Service is nowhere in the folder. They do no harm and serve nobody; the user wants to know.
+
+use crate::object::Identity;
+use beeline_model::ServiceName;
+use beeline_model::fact::Refusal;
+use std::collections::BTreeSet;
+
+#[derive(Default)]
+pub(crate) struct Orphans(BTreeSet<(ServiceName, Identity)>);
+
+impl Orphans {
+    pub(crate) fn join(&mut self, slice: &Identity, owner: &ServiceName) {
+        self.0.insert((owner.clone(), slice.clone()));
+    }
+
+    pub(crate) fn leave(&mut self, slice: &Identity, owner: Option<&ServiceName>) {
+        if let Some(owner) = owner {
+            self.0.remove(&(owner.clone(), slice.clone()));
+        }
+    }
+
+    /// Their Service is there.
+    pub(crate) fn adopt(&mut self, service: &ServiceName) {
+        // Services sort before slices, so this is where the service's slices begin.
+        let start = (service.clone(), Identity::Service(service.clone()));
+        while let Some(orphan) = self.0.range(&start..).next().filter(|(owner, _)| owner == service).cloned() {
+            self.0.remove(&orphan);
+        }
+    }
+
+    pub(crate) fn refusals(&self) -> impl Iterator<Item = Refusal> {
+        self.0.iter().map(|(owner, slice)| Refusal {
+            subject: slice.to_string(),
+            reason: "noService",
+            message: format!("there is no Service {}/{} in the folder", owner.namespace(), owner.name()),
+        })
+    }
+}

@@ -1,0 +1,56 @@
+//! All facts of a source at one moment, and what changed between two of them.
+
+use beeline_model::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
+use beeline_model::{Name, ServiceName};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    pub services: BTreeMap<ServiceName, Service>,
+    pub slices: BTreeMap<SliceName, Slice>,
+    /// By cluster and name.
+    pub nodes: BTreeMap<(Name, Name), Node>,
+    pub refusals: Vec<Refusal>,
+}
+
+impl Snapshot {
+    pub fn apply(&mut self, fact: Fact) {
+        match fact {
+            Fact::Service(service) => drop(self.services.insert(service.name.clone(), service)),
+            Fact::ServiceGone(name) => drop(self.services.remove(&name)),
+            Fact::Slice(slice) => drop(self.slices.insert(slice.name.clone(), slice)),
+            Fact::SliceGone(name) => drop(self.slices.remove(&name)),
+            Fact::Node(node) => drop(self.nodes.insert((node.cluster.clone(), node.name.clone()), node)),
+            Fact::NodeGone { cluster, name } => drop(self.nodes.remove(&(cluster, name))),
+        }
+    }
+
+    /// Every object, as if all were new.
+    pub fn into_facts(self) -> Vec<Fact> {
+        let services = self.services.into_values().map(Fact::Service);
+        let slices = self.slices.into_values().map(Fact::Slice);
+        services.chain(slices).chain(self.nodes.into_values().map(Fact::Node)).collect()
+    }
+}
+
+/// Only real differences. What is new or other comes first and what is gone last, so that an object that moved (a slice
+/// under a new name) is never missing in between.
+pub fn diff(old: &Snapshot, new: &Snapshot) -> Vec<Fact> {
+    let mut facts = Vec::new();
+    facts.extend(changed(&old.services, &new.services).cloned().map(Fact::Service));
+    facts.extend(changed(&old.slices, &new.slices).cloned().map(Fact::Slice));
+    facts.extend(changed(&old.nodes, &new.nodes).cloned().map(Fact::Node));
+    facts.extend(gone(&old.slices, &new.slices).cloned().map(Fact::SliceGone));
+    facts.extend(gone(&old.services, &new.services).cloned().map(Fact::ServiceGone));
+    let node = |(cluster, name): (Name, Name)| Fact::NodeGone { cluster, name };
+    facts.extend(gone(&old.nodes, &new.nodes).cloned().map(node));
+    facts
+}
+
+fn changed<'a, K: Ord, V: PartialEq>(old: &BTreeMap<K, V>, new: &'a BTreeMap<K, V>) -> impl Iterator<Item = &'a V> {
+    new.iter().filter(|(key, value)| old.get(key) != Some(value)).map(|(_, value)| value)
+}
+
+fn gone<'a, K: Ord, V>(old: &'a BTreeMap<K, V>, new: &BTreeMap<K, V>) -> impl Iterator<Item = &'a K> {
+    old.keys().filter(|key| !new.contains_key(key))
+}
