@@ -1,0 +1,37 @@
+//! What the lab needs of the machine. Tests fail with this list; they never pass by being skipped.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+
+use crate::{cgroup, sys};
+
+/// All that is missing, each with the next step; Ok if nothing is.
+pub fn require() -> Result<()> {
+    let missing: Vec<String> = [root(), ip(), cgroup2(), bpf()].into_iter().flatten().collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!("this machine cannot run the lab:\n  - {}", missing.join("\n  - "))
+}
+
+fn root() -> Option<String> {
+    let root = rustix::process::geteuid().is_root();
+    (!root).then(|| "not root: network namespaces and cgroups are made, so run as root".into())
+}
+
+fn ip() -> Option<String> {
+    let run = Command::new("ip").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let found = run.is_ok_and(|status| status.success());
+    (!found).then(|| "no `ip`: install iproute2".into())
+}
+
+fn cgroup2() -> Option<String> {
+    let made = cgroup::mount().and_then(|_| cgroup::Cgroup::new());
+    made.err().map(|error| format!("no cgroup2 to work in: {error:#}"))
+}
+
+fn bpf() -> Option<String> {
+    let error = sys::probe_bpf().err()?;
+    Some(format!("no BPF: {error}; needs a kernel with CONFIG_BPF_SYSCALL, and CAP_BPF"))
+}

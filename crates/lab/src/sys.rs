@@ -1,0 +1,149 @@
+//! All `unsafe` of this crate, one function per reason, so that it can be read in one sitting.
+
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::CStr,
+    io,
+    mem::{size_of_val, zeroed},
+    os::{
+        fd::{AsFd, AsRawFd, RawFd},
+        unix::process::CommandExt,
+    },
+    process::Command,
+    sync::Arc,
+};
+
+use io_uring::{IoUring, opcode, squeue, types::Fd};
+use rustix::{
+    mount::{MountPropagationFlags, mount_bind, mount_change},
+    process::{Signal, set_parent_process_death_signal},
+    thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
+};
+use socket2::SockAddr;
+
+use crate::spawn::Setting;
+
+/// Any program that links this crate can be run again as the dialling child (`Client`), before its `main`: test
+/// binaries have no `main` of ours, and a separate executable would have to be built, found and kept in step.
+#[used]
+// SAFETY: the section holds pointers to functions that the C library calls at start; `enter_child` has that type.
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = enter_child;
+
+extern "C" fn enter_child() {
+    if std::env::var_os(crate::client::CHILD).is_some() {
+        crate::child::main();
+    }
+}
+
+/// Makes the child enter its cgroup and namespaces between fork and exec, so that no socket of it is born outside.
+pub(crate) fn confine(command: &mut Command, setting: Arc<Setting>) {
+    let enter = move || enter(&setting).map_err(Into::into);
+    // SAFETY: after fork in a threaded process only async-signal-safe calls are allowed. `enter` makes plain system
+    // calls on descriptors and C strings that were prepared before the fork; it neither allocates nor locks.
+    unsafe { command.pre_exec(enter) };
+}
+
+fn enter(setting: &Setting) -> rustix::io::Result<()> {
+    // A lab that is killed takes its programs along: a dead test must not leave dialling processes behind.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if let Some(procs) = &setting.procs {
+        rustix::io::write(procs, b"0")?;
+    }
+    if let Some(file) = &setting.resolv_conf {
+        private_file(file, c"/etc/resolv.conf")?;
+    }
+    match &setting.netns {
+        Some(ns) => move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network)),
+        None => Ok(()),
+    }
+}
+
+/// Shows `file` as `place` to this process alone (what `ip netns exec` does with /etc/netns).
+fn private_file(file: &CStr, place: &CStr) -> rustix::io::Result<()> {
+    // SAFETY: unsafe only because of CLONE_FILES, which is not passed; the forked child has one thread.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    mount_bind(file, place)
+}
+
+/// TCP_FASTOPEN_CONNECT: neither rustix nor socket2 has it.
+pub(crate) fn fastopen_connect(socket: impl AsFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let (fd, len) = (socket.as_fd().as_raw_fd(), size_of_val(&on) as libc::socklen_t);
+    // SAFETY: the kernel reads `len` bytes of `on`, which outlives the call.
+    let code =
+        unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, (&raw const on).cast(), len) };
+    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Asks the kernel for the smallest BPF map: the cheapest proof that bpf() exists and that we may call it.
+pub(crate) fn probe_bpf() -> io::Result<()> {
+    // type BPF_MAP_TYPE_ARRAY, key 4, value 4, entries 1; the rest of the attribute is zero.
+    let attr: [u32; 16] = [2, 4, 4, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: BPF_MAP_CREATE (0) reads the attribute, which outlives the call, and gives a new descriptor.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, 0, attr.as_ptr(), size_of_val(&attr)) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and nobody else knows it.
+    unsafe { libc::close(fd as RawFd) };
+    Ok(())
+}
+
+pub(crate) fn uring_connect(socket: impl AsFd, to: &SockAddr) -> io::Result<()> {
+    let fd = Fd(socket.as_fd().as_raw_fd());
+    uring(&opcode::Connect::new(fd, to.as_ptr().cast(), to.len()).build()).map(drop)
+}
+
+/// `to` is None on a connected socket.
+pub(crate) fn uring_sendmsg(socket: impl AsFd, to: Option<&SockAddr>, bytes: &[u8]) -> io::Result<usize> {
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: all zero is a valid, empty msghdr.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if let Some(to) = to {
+        message.msg_name = to.as_ptr().cast_mut().cast();
+        message.msg_namelen = to.len();
+    }
+    uring(&opcode::SendMsg::new(Fd(socket.as_fd().as_raw_fd()), &raw const message).build())
+}
+
+pub(crate) fn uring_recvmsg(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, SockAddr)> {
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let fd = Fd(socket.as_fd().as_raw_fd());
+    // SAFETY: the kernel writes the address into the storage and its length beside it, and `uring` waits for that.
+    unsafe {
+        SockAddr::try_init(|storage, len| {
+            let mut message: libc::msghdr = zeroed();
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            message.msg_name = storage.cast();
+            message.msg_namelen = *len;
+            let count = uring(&opcode::RecvMsg::new(fd, &raw mut message).build())?;
+            *len = message.msg_namelen;
+            Ok(count)
+        })
+    }
+}
+
+/// Runs one operation to its end and gives its result, as the system call of the same name would.
+fn uring(entry: &squeue::Entry) -> io::Result<usize> {
+    let mut ring = IoUring::new(2)?;
+    // SAFETY: what `entry` points at is borrowed by the caller, and this function does not return before the
+    // operation has completed (or never does: it aborts).
+    unsafe { ring.submission().push(entry) }.expect("a new ring has room");
+    for _ in 0..100 {
+        match ring.submit_and_wait(1) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            other => other?,
+        };
+        if let Some(done) = ring.completion().next() {
+            let code = done.result();
+            return usize::try_from(code).map_err(|_| io::Error::from_raw_os_error(-code));
+        }
+    }
+    std::process::abort() // The kernel may still write to memory that returning would free.
+}
