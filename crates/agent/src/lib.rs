@@ -1,1 +1,21 @@
-//! placeholder
+//! The agent: one thread owns the state (facts, plan, tables, maps) and brings the kernel to the facts; around it, small
+//! tasks feed it (folder, interfaces), ask it (CLI socket, HTTP) and read the event ring.
+#![forbid(unsafe_code)]
+
+pub mod explain;
+mod health;
+mod http;
+mod interface;
+mod metric;
+mod owner;
+pub mod run;
+mod self_test;
+mod settings;
+mod socket;
+mod state;
+pub mod status;
+
+pub use run::run;
+pub use self_test::dial as self_test_dial;
+pub use settings::{Orphan, Settings};
+pub use socket::ask;

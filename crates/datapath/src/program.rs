@@ -91,7 +91,7 @@ impl Program {
         }
     }
 
-    fn knobs(config: &Config, meta: &Meta) -> Result<Knobs> {
+    fn make_knobs(config: &Config, meta: &Meta) -> Result<Knobs> {
         Ok(Knobs {
             shards: shards(),
             epoch: meta.epoch,
@@ -102,7 +102,7 @@ impl Program {
 
     fn load(config: Config, pins: PinDir, existing: MapSet, meta: Meta, start: StartKind) -> Result<Program> {
         let mut open = object::open(object::RESOLVER, "beeline")?;
-        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::knobs(&config, &meta)?)?;
+        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::make_knobs(&config, &meta)?)?;
         let object = object::load(open, "beeline")?;
         let mut maps = object::maps_of(&object)?;
         maps.pin(&pins.tables(meta.generation), &TABLES)?;
@@ -131,7 +131,7 @@ impl Program {
             return Program::load(config, pins, existing, next, StartKind::Rebuilt);
         }
         let mut open = object::open(object::RESOLVER, "beeline")?;
-        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::knobs(&config, &next)?)?;
+        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::make_knobs(&config, &next)?)?;
         let object = object::load(open, "beeline")?;
         let mut maps = object::maps_of(&object)?;
         let mut kernel = Kernel::new(&maps)?;
@@ -201,6 +201,10 @@ impl Program {
         &self.config
     }
 
+    pub fn knobs(&self) -> Result<Knobs> {
+        Program::make_knobs(&self.config, &self.meta)
+    }
+
     pub fn kernel(&self) -> Result<Kernel> {
         Kernel::new(&self.maps)
     }
@@ -218,7 +222,7 @@ impl Program {
     }
 
     pub fn door(&self) -> Result<Door> {
-        Door::new(&self.maps, &self.config.sizes, shards(), Program::knobs(&self.config, &self.meta)?)
+        Door::new(&self.maps, &self.config.sizes, shards(), self.knobs()?)
     }
 }
 

@@ -1,0 +1,104 @@
+//! The owner's loop: the one thread that touches the state.
+
+use crate::explain::explain;
+use crate::health::Health;
+use crate::state::State;
+use crate::status::Request;
+use crate::{interface, metric, self_test};
+use beeline_cluster::Batch;
+use beeline_model::PortName;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+pub enum Message {
+    Facts(Batch),
+    Ask(Request, oneshot::Sender<serde_json::Value>),
+    Metrics(oneshot::Sender<String>),
+    Stop,
+}
+
+/// The kernel half counts this as a sign of life, released ids become free, failed writes are tried again.
+const TICK: Duration = Duration::from_millis(200);
+/// Interfaces are looked at this often.
+const LOOK: Duration = Duration::from_secs(5);
+
+pub fn own(mut state: State, inbox: &Receiver<Message>, health: &Arc<Health>) -> anyhow::Result<()> {
+    let (mut next_tick, mut next_look) = (Instant::now() + TICK, Instant::now());
+    let mut next_check = Instant::now() + state.settings.sync_period;
+    loop {
+        match inbox.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
+            Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Ok(message) => serve(&mut state, message, health)?,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        state.reap();
+        let now = Instant::now();
+        if now >= next_tick {
+            state.tick()?;
+            next_tick = now + TICK;
+        }
+        if now >= next_look && !state.settings.fixed_addresses {
+            state.set_own_addresses(interface::own_addresses())?;
+            next_look = now + LOOK;
+        }
+        if now >= next_check {
+            state.check()?;
+            next_check = now + state.settings.sync_period;
+        }
+        health.set_node_eligible(state.planner.own_node().is_none_or(|n| n.eligible));
+        if state.is_synced() {
+            health.programmed(!state.has_pending());
+        }
+    }
+}
+
+fn serve(state: &mut State, message: Message, health: &Health) -> anyhow::Result<()> {
+    match message {
+        Message::Facts(batch) => {
+            health.queued();
+            let was_live = state.program.is_live();
+            state.apply(batch)?;
+            if (!was_live || state.self_test == "not run") && state.program.is_live() {
+                prove(state)?;
+            }
+        }
+        // An asker that has gone does not matter.
+        Message::Ask(request, reply) => drop(reply.send(answer(state, &request))),
+        Message::Metrics(reply) => drop(reply.send(metric::render(state))),
+        Message::Stop => {}
+    }
+    Ok(())
+}
+
+/// A dial from below the cgroup must meet our hook, or everything else is pretence.
+fn prove(state: &mut State) -> anyhow::Result<()> {
+    if !state.settings.self_test {
+        state.self_test = "switched off".into();
+        return Ok(());
+    }
+    let cgroup = state.settings.cgroup.clone();
+    state.self_test = self_test::run(&cgroup, state)?;
+    tracing::info!(hooks = "live", self_test = state.self_test, "serving");
+    Ok(())
+}
+
+fn answer(state: &mut State, request: &Request) -> serde_json::Value {
+    let error = |text: String| serde_json::json!({ "error": text });
+    match request {
+        Request::Status => serde_json::to_value(state.status()).unwrap_or_else(|e| error(e.to_string())),
+        Request::Explain { owner } => {
+            let explained = PortName::from_text(owner).and_then(|owner| explain(&state.planner, &owner));
+            serde_json::to_value(explained).unwrap_or_else(|e| error(e.to_string()))
+        }
+        Request::SetEvents { level } => match level.parse() {
+            Ok(level) => {
+                state.control.set_event_level(level);
+                serde_json::json!({ "events": level.to_string() })
+            }
+            Err(text) => error(text),
+        },
+        Request::Monitor => error("monitor is a stream".into()),
+    }
+}

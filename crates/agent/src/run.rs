@@ -1,0 +1,104 @@
+//! Starts everything and waits: one JoinSet, the first task to end ends the process with its reason.
+
+use crate::health::Health;
+use crate::owner::{Message, own};
+use crate::settings::Settings;
+use crate::state::State;
+use crate::{http, interface, socket};
+use anyhow::Context;
+use beeline_cluster::{Claim, Folder};
+use beeline_datapath::event::Events;
+use beeline_model::event::Event;
+use beeline_model::name::LOCAL_CLUSTER;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{broadcast, mpsc};
+use tokio::task::JoinSet;
+
+pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
+    if !settings.fixed_addresses {
+        settings.rules.own_addresses = interface::own_addresses();
+    }
+    let health = Arc::new(Health::new(settings.sync_period));
+    let metrics = bind(settings.metrics, "--metrics-address").await?;
+    let healthz = bind(settings.health, "--health-address").await?;
+    let claim = Claim { proxy_name: settings.service_proxy_name.clone() };
+    let folder = Folder::new(&settings.manifests, LOCAL_CLUSTER, claim);
+    let state = State::open(settings.clone())?;
+    let listener = socket::bind(&settings.socket)?;
+    let events = state.program.events()?;
+    tracing::info!(
+        node = %settings.rules.node_name,
+        cgroup = %settings.cgroup.display(),
+        start = ?state.program.start,
+        "beeline {} starts",
+        env!("CARGO_PKG_VERSION")
+    );
+    let (owner, inbox) = std::sync::mpsc::channel();
+    let (event_lines, _) = broadcast::channel(4096);
+    let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
+    let shared = health.clone();
+    tasks.spawn_blocking(move || own(state, &inbox, &shared).context("the agent's state"));
+    let lines = event_lines.clone();
+    tasks.spawn_blocking(move || pump(&events, &lines));
+    tasks.spawn(follow(folder, owner.clone()));
+    tasks.spawn(socket::serve(listener, owner.clone(), event_lines));
+    if let Some(listener) = metrics {
+        tasks.spawn(http::serve_metrics(listener, owner.clone()));
+    }
+    if let Some(listener) = healthz {
+        tasks.spawn(http::serve_health(listener, health));
+    }
+    tasks.spawn(stop_signal());
+    let first = tasks.join_next().await;
+    // The owner ends between two changes, never inside one; the kernel goes on by itself.
+    let _ = owner.send(Message::Stop);
+    let _ = std::fs::remove_file(&settings.socket);
+    STOPPING.store(true, std::sync::atomic::Ordering::Relaxed);
+    tasks.shutdown().await;
+    first.map_or(Ok(()), |joined| joined.context("a task of the agent panicked")?)
+}
+
+static STOPPING: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+async fn bind(at: Option<std::net::SocketAddr>, option: &str) -> anyhow::Result<Option<tokio::net::TcpListener>> {
+    match at {
+        Some(at) => Ok(Some(http::bind(at, option).await?)),
+        None => Ok(None),
+    }
+}
+
+async fn stop_signal() -> anyhow::Result<()> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! { _ = term.recv() => {} _ = int.recv() => {} }
+    tracing::info!("stopping; the kernel goes on serving from its tables (`beeline cleanup` detaches)");
+    Ok(())
+}
+
+async fn follow(folder: Folder, owner: Sender<Message>) -> anyhow::Result<()> {
+    let (tx, mut rx) = mpsc::channel(16);
+    let watching = tokio::spawn(folder.watch(tx));
+    while let Some(batch) = rx.recv().await {
+        owner.send(Message::Facts(batch)).context("the agent is stopping")?;
+    }
+    watching.await.context("the folder watcher panicked")?;
+    anyhow::bail!("the folder watcher ended")
+}
+
+/// Reads the event ring; whoever monitors gets a line each.
+fn pump(events: &Events, lines: &broadcast::Sender<String>) -> anyhow::Result<()> {
+    while !STOPPING.load(std::sync::atomic::Ordering::Relaxed) {
+        for event in events.poll(Duration::from_millis(200)) {
+            if lines.receiver_count() > 0 {
+                let _ = lines.send(line(&event));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn line(event: &Event) -> String {
+    serde_json::to_string(event).unwrap_or_default()
+}

@@ -1,0 +1,41 @@
+//! What the agent was told, checked: options and configuration file have become this.
+
+use beeline_datapath::control::EventLevel;
+use beeline_model::row::Sizes;
+use beeline_model::rules::Rules;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Orphan {
+    /// A dead agent means a frozen table.
+    Keep,
+    /// After this long without an agent dials are left alone.
+    Passthrough(Duration),
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub manifests: PathBuf,
+    pub service_proxy_name: Option<String>,
+    pub rules: Rules,
+    pub cgroup: PathBuf,
+    pub pin_dir: PathBuf,
+    /// Where the CLI finds the agent.
+    pub socket: PathBuf,
+    pub sizes: Sizes,
+    pub events: EventLevel,
+    pub orphan: Orphan,
+    /// `None`: no such listener.
+    pub metrics: Option<SocketAddr>,
+    pub health: Option<SocketAddr>,
+    pub sync_period: Duration,
+    /// Processes below these cgroups keep the address that they dialled.
+    pub untouched: Vec<PathBuf>,
+    /// Addresses of the host were given, and are not looked for.
+    pub fixed_addresses: bool,
+    pub self_test: bool,
+    /// For the test that proves the grace period needed.
+    pub skip_grace: bool,
+}

@@ -1,0 +1,305 @@
+//! The state and what is done with it: facts in, the kernel brought to them. Synchronous; the owner's thread calls it.
+
+use crate::settings::{Orphan, Settings};
+use crate::status::{Counts, KernelStatus, LastChange, Source, Status};
+use beeline_cluster::Batch;
+use beeline_datapath::control::Control;
+use beeline_datapath::count::Count;
+use beeline_datapath::program::shards;
+use beeline_datapath::reap::{Connected, Reaper};
+use beeline_datapath::{Kernel, Program};
+use beeline_model::diff::{Outcome, reconcile};
+use beeline_model::fact::Refusal;
+use beeline_model::op::{MapError, Maps};
+use beeline_model::planner::{Delta, Planner};
+use beeline_model::row::FrontendKey;
+use beeline_model::table::Tables;
+use beeline_model::{Family, Protocol, ServiceName};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime};
+
+/// A service whose write failed is tried again after this long, doubled each time up to the second.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+pub struct State {
+    pub settings: Settings,
+    pub program: Program,
+    pub planner: Planner,
+    pub tables: Tables,
+    kernel: Kernel,
+    pub control: Control,
+    pub count: Count,
+    reaper: Option<Reaper>,
+    source: Source,
+    source_refusals: Vec<Refusal>,
+    table_refusals: BTreeMap<ServiceName, Refusal>,
+    retries: BTreeMap<ServiceName, (Instant, Duration)>,
+    last_change: Option<LastChange>,
+    pub destroyed: u64,
+    /// Backends of UDP services went since the last look at the sockets.
+    stale_udp: bool,
+    /// Rows that should be gone and are not yet.
+    leftover: bool,
+    pub self_test: String,
+    pub syncs: u64,
+    pub sync_seconds: Vec<f64>,
+}
+
+impl State {
+    pub fn open(settings: Settings) -> anyhow::Result<State> {
+        let program = Program::open(beeline_datapath::Config {
+            pin_dir: settings.pin_dir.clone(),
+            cgroup: settings.cgroup.clone(),
+            sizes: settings.sizes,
+            empty_local: settings.rules.empty_local,
+        })?;
+        let mut kernel = program.kernel()?;
+        // An earlier agent may have released ids a moment before it died: let every dial that holds one end.
+        kernel.grace()?;
+        let mut tables = Tables::restore(kernel.dump()?, settings.sizes);
+        tables.skip_grace = settings.skip_grace;
+        let control = program.control()?;
+        control.set_event_level(settings.events);
+        control.set_orphan(match settings.orphan {
+            Orphan::Keep => None,
+            Orphan::Passthrough(after) => Some(after),
+        });
+        control.set_untouched(&settings.untouched.iter().map(AsRef::as_ref).collect::<Vec<_>>())?;
+        let reaper = Reaper::new(program.maps(), &settings.sizes, shards(), program.knobs()?);
+        if let Err(error) = &reaper {
+            tracing::warn!("stale UDP sockets cannot be found on this kernel: {error}");
+        }
+        let source =
+            Source { kind: "folder", name: settings.manifests.display().to_string(), synced: false, error: None };
+        Ok(State {
+            planner: Planner::new(settings.rules.clone()),
+            count: program.count()?,
+            reaper: reaper.ok(),
+            settings,
+            program,
+            tables,
+            kernel,
+            control,
+            source,
+            source_refusals: Vec::new(),
+            table_refusals: BTreeMap::new(),
+            retries: BTreeMap::new(),
+            last_change: None,
+            destroyed: 0,
+            stale_udp: true,
+            leftover: false,
+            self_test: "not run".into(),
+            syncs: 0,
+            sync_seconds: Vec::new(),
+        })
+    }
+
+    /// Takes a batch of facts in. Nothing is programmed before the source has listed everything once.
+    pub fn apply(&mut self, batch: Batch) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let first = batch.synced && !self.source.synced;
+        self.note_refusals(&batch.refusals);
+        self.source_refusals = batch.refusals;
+        self.source.error = batch.error;
+        self.source.synced |= batch.synced;
+        for fact in batch.facts {
+            self.planner.apply(fact);
+        }
+        if !self.source.synced {
+            return Ok(());
+        }
+        if first { self.sync_all(started) } else { self.sync(started) }
+    }
+
+    fn note_refusals(&self, new: &[Refusal]) {
+        for refusal in new.iter().filter(|r| !self.source_refusals.contains(r)) {
+            tracing::warn!(subject = refusal.subject, reason = refusal.reason, "{}", refusal.message);
+        }
+    }
+
+    fn sync(&mut self, started: Instant) -> anyhow::Result<()> {
+        if !self.planner.is_dirty() {
+            return Ok(());
+        }
+        let delta = self.planner.take();
+        self.program(delta, false, started)
+    }
+
+    /// The whole plan against what the kernel holds: the start, and the periodic check.
+    fn sync_all(&mut self, started: Instant) -> anyhow::Result<()> {
+        let delta = self.planner.take_all();
+        self.program(delta, true, started)
+    }
+
+    fn program(&mut self, delta: Delta, full: bool, started: Instant) -> anyhow::Result<()> {
+        let outcome = reconcile(&mut self.tables, &mut self.kernel, &delta, full);
+        self.set_host_addresses();
+        self.program.go_live()?;
+        self.stale_udp |= outcome.retired.iter().any(|(name, ..)| name.protocol == Protocol::Udp);
+        self.note_outcome(&delta, &outcome);
+        self.leftover = outcome.leftover > 0;
+        let took = started.elapsed();
+        self.syncs += 1;
+        self.sync_seconds.push(took.as_secs_f64());
+        if outcome.ops > 0 {
+            self.last_change = Some(LastChange {
+                at: crate::health::timestamp(SystemTime::now()),
+                services: delta.services.len(),
+                writes: outcome.ops,
+                micros: took.as_micros() as u64,
+            });
+            tracing::debug!(services = delta.services.len(), writes = outcome.ops, ?took, "programmed");
+        }
+        Ok(())
+    }
+
+    /// What failed stays dirty, with back-off; what succeeded is no longer refused.
+    fn note_outcome(&mut self, delta: &Delta, outcome: &Outcome) {
+        for (name, _) in &delta.services {
+            if !outcome.failed.contains_key(name) {
+                self.table_refusals.remove(name);
+                self.retries.remove(name);
+            }
+        }
+        for ((name, error), refusal) in outcome.failed.iter().zip(outcome.refusals()) {
+            if self.table_refusals.get(name) != Some(&refusal) {
+                tracing::warn!(subject = refusal.subject, reason = refusal.reason, "{}", refusal.message);
+            }
+            let wait = self.retries.get(name).map_or(RETRY.0, |(_, wait)| (*wait * 2).min(RETRY.1));
+            let wait = if matches!(error, MapError::Full(_)) { RETRY.1 } else { wait };
+            self.retries.insert(name.clone(), (Instant::now() + wait, wait));
+            self.table_refusals.insert(name.clone(), refusal);
+        }
+        if let Some(error) = &outcome.nodes_failed {
+            tracing::warn!("node rows could not be written: {error}");
+            self.planner.mark_nodes_dirty();
+        }
+    }
+
+    fn set_host_addresses(&self) {
+        let rules = self.planner.rules();
+        let address = |family| {
+            let first = || rules.own_addresses.iter().copied().find(|a| a.family() == family);
+            self.planner.own_node().and_then(|n| n.primary(family)).or_else(first)
+        };
+        self.control.set_host_addresses(address(Family::V4), address(Family::V6));
+    }
+
+    /// Once in a while: a sign of life, released ids, what failed before, sockets left behind.
+    pub fn tick(&mut self) -> anyhow::Result<()> {
+        self.control.beat();
+        self.tables.recycle(&mut self.kernel)?;
+        let now = Instant::now();
+        let due: Vec<ServiceName> = self.retries.iter().filter(|(_, (at, _))| *at <= now).map(|(n, _)| n.clone()).collect();
+        due.iter().for_each(|name| self.planner.mark_dirty(name));
+        if !self.source.synced {
+            return Ok(());
+        }
+        self.sync(now)?;
+        if self.leftover { self.program(Delta::default(), false, now) } else { Ok(()) }
+    }
+
+    /// Compares the kernel with the plan and mends what differs, as a start does.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        if !self.source.synced {
+            return Ok(());
+        }
+        self.kernel.grace()?;
+        let rows = self.kernel.dump()?;
+        if !self.tables.matches(&rows) {
+            tracing::warn!("the kernel's tables differ from what was written: mending them");
+            self.tables = Tables::restore(rows, self.settings.sizes);
+            self.tables.skip_grace = self.settings.skip_grace;
+            self.sync_all(Instant::now())?;
+        }
+        Ok(())
+    }
+
+    pub fn set_own_addresses(&mut self, addresses: Vec<beeline_model::Address>) -> anyhow::Result<()> {
+        self.planner.set_own_addresses(addresses);
+        if self.source.synced { self.sync(Instant::now()) } else { Ok(()) }
+    }
+
+    /// Destroys connected UDP sockets whose backend is in no set any more. Costs nothing while none went.
+    pub fn reap(&mut self) {
+        let Some(reaper) = self.reaper.as_ref().filter(|_| self.stale_udp && self.source.synced) else { return };
+        let found = reaper.survey().and_then(|all| {
+            let victims: Vec<Connected> = all.into_iter().filter(|c| self.is_stale(c)).collect();
+            if victims.is_empty() { Ok(0) } else { reaper.destroy(&victims) }
+        });
+        match found {
+            Ok(count) => {
+                self.destroyed += count as u64;
+                self.stale_udp = false;
+            }
+            Err(error) => tracing::warn!("stale UDP sockets: {error}; it is tried again"),
+        }
+    }
+
+    fn is_stale(&self, socket: &Connected) -> bool {
+        let owner = if socket.epoch == self.program.meta().epoch {
+            Some(socket.owner)
+        } else {
+            // Ids of other tables mean nothing: by what was dialled.
+            let key = FrontendKey::new(socket.dialled, socket.dialled_port, Protocol::Udp);
+            self.tables.rows().frontends.get(&key).and_then(|f| self.tables.rows().sets.get(&f.set)).map(|s| s.owner)
+        };
+        owner.is_none_or(|owner| !self.tables.has_backend(owner, socket.chosen, socket.chosen_port))
+    }
+
+    pub fn is_synced(&self) -> bool {
+        self.source.synced
+    }
+
+    pub fn has_pending(&self) -> bool {
+        !self.retries.is_empty()
+    }
+
+    pub fn kernel_mut(&mut self) -> &mut Kernel {
+        &mut self.kernel
+    }
+
+    pub fn refusals(&self) -> Vec<Refusal> {
+        let mut all = self.source_refusals.clone();
+        all.extend(self.planner.refusals());
+        all.extend(self.table_refusals.values().cloned());
+        all
+    }
+
+    pub fn status(&self) -> Status {
+        let meta = self.program.meta();
+        let rows = self.tables.rows();
+        Status {
+            version: env!("CARGO_PKG_VERSION"),
+            pid: std::process::id(),
+            node: self.settings.rules.node_name.to_string(),
+            source: self.source.clone(),
+            kernel: KernelStatus {
+                cgroup: self.settings.cgroup.display().to_string(),
+                pin_dir: self.settings.pin_dir.display().to_string(),
+                layout: meta.layout,
+                generation: meta.generation,
+                start: format!("{:?}", self.program.start).to_lowercase(),
+                live: self.program.is_live(),
+                self_test: self.self_test.clone(),
+                exact_udp_reaping: self.reaper.as_ref().is_some_and(Reaper::is_exact),
+                sizes: self.settings.sizes,
+            },
+            counts: Counts {
+                services: self.planner.services().count(),
+                slices: self.planner.slice_count(),
+                nodes: self.planner.nodes().count(),
+                frontends: rows.frontends.keys().filter(|k| k.protocol.is_some()).count(),
+                sets: rows.sets.len(),
+                backends: rows.backends.len(),
+                pending: self.retries.len(),
+                udp_sockets_destroyed: self.destroyed,
+            },
+            last_change: self.last_change.clone(),
+            refusals: self.refusals(),
+            events: self.control.event_level().to_string(),
+            node_addresses: rows.nodes.iter().filter(|(_, n)| n.own).map(|(a, _)| a.to_string()).collect(),
+            zone: self.planner.own_node().and_then(|n| n.zone.as_ref()).map(|z| z.to_string()),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What the agent says of itself; the CLI prints it.
+
+use beeline_model::fact::Refusal;
+use beeline_model::row::Sizes;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    pub version: &'static str,
+    pub pid: u32,
+    pub node: String,
+    pub source: Source,
+    pub kernel: KernelStatus,
+    pub counts: Counts,
+    pub last_change: Option<LastChange>,
+    pub refusals: Vec<Refusal>,
+    pub events: String,
+    pub node_addresses: Vec<String>,
+    pub zone: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Source {
+    pub kind: &'static str,
+    pub name: String,
+    pub synced: bool,
+    pub error: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KernelStatus {
+    pub cgroup: String,
+    pub pin_dir: String,
+    pub layout: u32,
+    pub generation: u32,
+    pub start: String,
+    pub live: bool,
+    pub self_test: String,
+    pub exact_udp_reaping: bool,
+    pub sizes: Sizes,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Counts {
+    pub services: usize,
+    pub slices: usize,
+    pub nodes: usize,
+    pub frontends: usize,
+    pub sets: usize,
+    pub backends: usize,
+    pub pending: usize,
+    pub udp_sockets_destroyed: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LastChange {
+    pub at: String,
+    pub services: usize,
+    pub writes: usize,
+    pub micros: u64,
+}
+
+/// Asked over the agent's socket, one JSON line each.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "ask")]
+pub enum Request {
+    Status,
+    /// Why each endpoint of a service port is in or out: `cluster/namespace/name/port/PROTOCOL`.
+    Explain {
+        owner: String,
+    },
+    SetEvents {
+        level: String,
+    },
+    /// Then events follow, one line each, until the connection is closed.
+    Monitor,
+}
