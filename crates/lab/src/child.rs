@@ -10,6 +10,7 @@ use std::{
 use crate::{
     errno::Errno,
     op::{Op, Reply, Slot, Value},
+    serve::{Server, Service},
     socket::{self, Socket},
     storm::Storming,
     watch::Watching,
@@ -39,6 +40,7 @@ pub fn main() -> ! {
 struct State {
     sockets: HashMap<Slot, Arc<Socket>>,
     next: Slot,
+    servers: HashMap<Slot, Server>,
     storm: Option<Storming>,
     watches: HashMap<Slot, Watching>,
 }
@@ -58,6 +60,9 @@ impl State {
                 Ok(Value::Slot(self.next))
             }
             Op::Close { slot } => self.sockets.remove(&slot).map(|_| Value::Done).ok_or(Errno::EBADF),
+            Op::Serve(service) => self.serve(service),
+            Op::Hits { slot } => self.servers.get(&slot).map(hits).ok_or(Errno::EBADF),
+            Op::ServeEnd { slot } => self.servers.remove(&slot).map(|_| Value::Done).ok_or(Errno::EBADF),
             Op::Storm(storm) => {
                 self.storm = Some(storm.start());
                 Ok(Value::Done)
@@ -73,6 +78,16 @@ impl State {
             }
             op => self.call(op),
         }
+    }
+
+    fn serve(&mut self, service: Service) -> Result<Value, Errno> {
+        let server = service.start_here().map_err(|error| {
+            eprintln!("lab-dial: {error:#}");
+            error.downcast::<std::io::Error>().map_or(Errno::EINVAL, Errno::from)
+        })?;
+        self.next += 1;
+        self.servers.insert(self.next, server);
+        Ok(Value::Slot(self.next))
     }
 
     /// The ops that are one system call on one socket.
@@ -102,4 +117,8 @@ impl State {
     fn socket(&self, slot: Slot) -> Result<Arc<Socket>, Errno> {
         self.sockets.get(&slot).cloned().ok_or(Errno::EBADF)
     }
+}
+
+fn hits(server: &Server) -> Value {
+    Value::Hits { connections: server.connections(), requests: server.requests(), datagrams: server.datagrams() }
 }

@@ -32,6 +32,7 @@ names!(
     EAGAIN,
     EALREADY,
     EBADF,
+    ECANCELED,
     ECONNABORTED,
     ECONNREFUSED,
     ECONNRESET,

@@ -17,7 +17,6 @@
 
 #![deny(unsafe_code)]
 
-mod answer;
 mod cgroup;
 pub mod child;
 mod client;
@@ -38,12 +37,12 @@ mod watch;
 mod wire;
 
 pub use cgroup::{Cgroup, mount as cgroup_mount};
-pub use client::{CallError, Client, Socket};
+pub use client::{CallError, Client, Served, Socket};
 pub use dial::{Dial, Kind, Outcome};
 pub use errno::Errno;
 pub use identity::{Identity, mapped, unmapped};
 pub use lab::{Lab, Node};
-pub use netns::Namespace;
+pub use netns::{Namespace, sweep as sweep_namespaces};
 pub use op::{By, Family, Setting, Sort};
 pub use place::Place;
 pub use require::require;

@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::MetadataExt},
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -30,6 +30,11 @@ impl Namespace {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What the kernel calls `net->ns.inum`, and `lsns` shows.
+    pub fn inode(&self) -> Result<u64> {
+        Ok(self.file.metadata()?.ino())
     }
 
     pub(crate) fn handle(&self) -> Result<File> {
@@ -94,12 +99,12 @@ fn ip(namespace: Option<&str>, lines: &str) -> Result<()> {
 }
 
 /// Removes what labs left that were killed before they could: the names of processes that are no more.
-pub(crate) fn sweep() {
+pub fn sweep() {
     for entry in fs::read_dir(DIR).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let owner = name.strip_prefix("bl").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            delete(&name);
+            let _ = ip(None, &format!("netns del {name}\n")); // Another lab may sweep at the same time.
         }
     }
 }

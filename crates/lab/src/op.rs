@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     errno::Errno,
+    serve::Service,
     storm::{Storm, Tally},
     watch::{Watch, Watched},
 };
@@ -57,7 +58,8 @@ pub enum Setting {
     /// SO_LINGER 0: close sends a reset and leaves no TIME_WAIT.
     Linger0,
     Nonblocking(bool),
-    /// For blocking calls; a connect that exceeds it ends with EINPROGRESS, all others with EAGAIN.
+    /// For blocking calls; a connect that exceeds it ends with EINPROGRESS, through io_uring with ECANCELED, all
+    /// others with EAGAIN.
     TimeoutMs(u64),
 }
 
@@ -121,6 +123,14 @@ pub enum Op {
     Close {
         slot: Slot,
     },
+    /// A server in the child's own namespace and cgroup, as a pod's is.
+    Serve(Service),
+    Hits {
+        slot: Slot,
+    },
+    ServeEnd {
+        slot: Slot,
+    },
     Storm(Storm),
     /// Ends the storm, now or when its own limit is reached, and gives its tally.
     StormEnd {
@@ -155,6 +165,11 @@ pub enum Value {
     Ready {
         ready: bool,
         error: Option<Errno>,
+    },
+    Hits {
+        connections: u64,
+        requests: u64,
+        datagrams: u64,
     },
     Tally(Tally),
     Watched(Watched),

@@ -1,6 +1,9 @@
 //! What the lab needs of the machine. Tests fail with this list; they never pass by being skipped.
 
-use std::process::{Command, Stdio};
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Result, bail};
 
@@ -8,7 +11,7 @@ use crate::{cgroup, sys};
 
 /// All that is missing, each with the next step; Ok if nothing is.
 pub fn require() -> Result<()> {
-    let missing: Vec<String> = [root(), ip(), cgroup2(), bpf()].into_iter().flatten().collect();
+    let missing: Vec<String> = [root(), ip(), ipv6(), cgroup2(), bpf()].into_iter().flatten().collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -24,6 +27,11 @@ fn ip() -> Option<String> {
     let run = Command::new("ip").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let found = run.is_ok_and(|status| status.success());
     (!found).then(|| "no `ip`: install iproute2".into())
+}
+
+fn ipv6() -> Option<String> {
+    let there = Path::new("/proc/sys/net/ipv6").exists();
+    (!there).then(|| "no IPv6 in this kernel: boot without ipv6.disable=1".into())
 }
 
 fn cgroup2() -> Option<String> {

@@ -51,13 +51,17 @@ impl Socket {
         Ok(())
     }
 
+    fn patience(&self) -> Result<Duration, Errno> {
+        Ok(self.0.read_timeout()?.unwrap_or(PATIENCE))
+    }
+
     pub fn bind(&self, to: SocketAddr) -> Result<(), Errno> {
         Ok(self.0.bind(&to.into())?)
     }
 
     pub fn connect(&self, to: SocketAddr, by: By) -> Result<(), Errno> {
         match by {
-            By::Uring => Ok(sys::uring_connect(&self.0, &to.into())?),
+            By::Uring => Ok(sys::uring_connect(&self.0, &to.into(), self.patience()?)?),
             By::Call | By::Message => Ok(self.0.connect(&to.into())?),
         }
     }
@@ -70,7 +74,7 @@ impl Socket {
         match (by, to) {
             (By::Call, None) => Ok(self.0.send(bytes)?),
             (By::Call, Some(to)) => Ok(self.0.send_to(bytes, &to.into())?),
-            (By::Uring, to) => Ok(sys::uring_sendmsg(&self.0, to.map(Into::into).as_ref(), bytes)?),
+            (By::Uring, to) => Ok(sys::uring_sendmsg(&self.0, to.map(Into::into).as_ref(), bytes, self.patience()?)?),
             (By::Message, to) => self.send_message(to, bytes),
         }
     }
@@ -96,7 +100,7 @@ impl Socket {
             }
             By::Message => self.receive_message(&mut bytes)?,
             By::Uring => {
-                let (count, from) = sys::uring_recvmsg(&self.0, &mut bytes)?;
+                let (count, from) = sys::uring_recvmsg(&self.0, &mut bytes, self.patience()?)?;
                 (count, from.as_socket())
             }
         };

@@ -4,7 +4,7 @@ use std::{
     ffi::{CString, OsStr},
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::ffi::OsStringExt,
+    os::{fd::AsFd, unix::ffi::OsStringExt},
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, LazyLock, Mutex, mpsc},
@@ -33,6 +33,7 @@ pub struct Program {
     command: Command,
     setting: Setting,
     input: Vec<u8>,
+    hold: bool,
     limit: Duration,
     resolv_conf: Option<PathBuf>,
 }
@@ -43,7 +44,7 @@ impl Program {
         let open = |cgroup: &Cgroup| File::options().write(true).open(cgroup.path().join("cgroup.procs"));
         let setting = Setting { netns, procs: cgroup.map(open).transpose()?, resolv_conf: None };
         let (input, limit) = (Vec::new(), Duration::from_secs(20));
-        Ok(Program { command: Command::new(program), setting, input, limit, resolv_conf: None })
+        Ok(Program { command: Command::new(program), setting, input, hold: false, limit, resolv_conf: None })
     }
 
     pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
@@ -59,6 +60,12 @@ impl Program {
     /// What it reads from stdin (nothing, unless set).
     pub fn input(mut self, text: impl Into<Vec<u8>>) -> Self {
         self.input = text.into();
+        self
+    }
+
+    /// Its stdin stays open as long as it runs, for programs that end with it.
+    pub fn hold(mut self) -> Self {
+        self.hold = true;
         self
     }
 
@@ -85,8 +92,12 @@ impl Program {
         let name = self.command.get_program().to_string_lossy().into_owned();
         let mut child = start(self.command, self.setting).with_context(|| format!("start {name}"))?;
         let (stdout, stderr) = (Pipe::drain(child.stdout.take()), Pipe::drain(child.stderr.take()));
-        if let Some(mut stdin) = child.stdin.take() {
+        if let Some(stdin) = child.stdin.as_ref().filter(|_| !self.input.is_empty()) {
+            let mut stdin = File::from(stdin.as_fd().try_clone_to_owned()?);
             thread::spawn(move || stdin.write_all(&self.input)); // It may not want to read all of it.
+        }
+        if !self.hold {
+            child.stdin = None;
         }
         Ok(Running { name, child, stdout, stderr, resolv_conf: self.resolv_conf })
     }

@@ -12,9 +12,14 @@ use std::{
     },
     process::Command,
     sync::Arc,
+    thread,
+    time::Duration,
 };
 
-use io_uring::{IoUring, opcode, squeue, types::Fd};
+use io_uring::{
+    IoUring, opcode, squeue,
+    types::{Fd, Timespec},
+};
 use rustix::{
     mount::{MountPropagationFlags, mount_bind, mount_change},
     process::{Signal, set_parent_process_death_signal},
@@ -92,13 +97,18 @@ pub(crate) fn probe_bpf() -> io::Result<()> {
     Ok(())
 }
 
-pub(crate) fn uring_connect(socket: impl AsFd, to: &SockAddr) -> io::Result<()> {
+pub(crate) fn uring_connect(socket: impl AsFd, to: &SockAddr, patience: Duration) -> io::Result<()> {
     let fd = Fd(socket.as_fd().as_raw_fd());
-    uring(&opcode::Connect::new(fd, to.as_ptr().cast(), to.len()).build()).map(drop)
+    uring(opcode::Connect::new(fd, to.as_ptr().cast(), to.len()).build(), patience).map(drop)
 }
 
 /// `to` is None on a connected socket.
-pub(crate) fn uring_sendmsg(socket: impl AsFd, to: Option<&SockAddr>, bytes: &[u8]) -> io::Result<usize> {
+pub(crate) fn uring_sendmsg(
+    socket: impl AsFd,
+    to: Option<&SockAddr>,
+    bytes: &[u8],
+    patience: Duration,
+) -> io::Result<usize> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: all zero is a valid, empty msghdr.
     let mut message: libc::msghdr = unsafe { zeroed() };
@@ -108,10 +118,10 @@ pub(crate) fn uring_sendmsg(socket: impl AsFd, to: Option<&SockAddr>, bytes: &[u
         message.msg_name = to.as_ptr().cast_mut().cast();
         message.msg_namelen = to.len();
     }
-    uring(&opcode::SendMsg::new(Fd(socket.as_fd().as_raw_fd()), &raw const message).build())
+    uring(opcode::SendMsg::new(Fd(socket.as_fd().as_raw_fd()), &raw const message).build(), patience)
 }
 
-pub(crate) fn uring_recvmsg(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, SockAddr)> {
+pub(crate) fn uring_recvmsg(socket: impl AsFd, bytes: &mut [u8], patience: Duration) -> io::Result<(usize, SockAddr)> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let fd = Fd(socket.as_fd().as_raw_fd());
     // SAFETY: the kernel writes the address into the storage and its length beside it, and `uring` waits for that.
@@ -122,26 +132,41 @@ pub(crate) fn uring_recvmsg(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(
             message.msg_iovlen = 1;
             message.msg_name = storage.cast();
             message.msg_namelen = *len;
-            let count = uring(&opcode::RecvMsg::new(fd, &raw mut message).build())?;
+            let count = uring(opcode::RecvMsg::new(fd, &raw mut message).build(), patience)?;
             *len = message.msg_namelen;
             Ok(count)
         })
     }
 }
 
-/// Runs one operation to its end and gives its result, as the system call of the same name would.
-fn uring(entry: &squeue::Entry) -> io::Result<usize> {
+/// Runs one operation to its end and gives its result, as the system call of the same name would. io_uring does not
+/// look at a socket's own time limit, so one is linked to the operation; past it the errno is ECANCELED.
+///
+/// In a thread of its own: the end of a ring interrupts whatever its thread does next (seen as EINTR of a recvfrom).
+fn uring(entry: squeue::Entry, patience: Duration) -> io::Result<usize> {
+    let done = thread::scope(|scope| scope.spawn(|| complete(entry, patience)).join());
+    done.unwrap_or_else(|_| std::process::abort())
+}
+
+fn complete(entry: squeue::Entry, patience: Duration) -> io::Result<usize> {
     let mut ring = IoUring::new(2)?;
-    // SAFETY: what `entry` points at is borrowed by the caller, and this function does not return before the
-    // operation has completed (or never does: it aborts).
-    unsafe { ring.submission().push(entry) }.expect("a new ring has room");
+    let limit = Timespec::from(patience);
+    let pair =
+        [entry.user_data(1).flags(squeue::Flags::IO_LINK), opcode::LinkTimeout::new(&limit).build().user_data(2)];
+    // SAFETY: what the entries point at (the caller's borrows, `limit`) lives until both have completed, and this
+    // function does not return before that (or never does: it aborts).
+    unsafe { ring.submission().push_multiple(&pair) }.expect("a new ring has room for two");
+    let (mut left, mut code) = (pair.len(), 0);
     for _ in 0..100 {
-        match ring.submit_and_wait(1) {
+        match ring.submit_and_wait(left) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             other => other?,
         };
-        if let Some(done) = ring.completion().next() {
-            let code = done.result();
+        for done in ring.completion() {
+            left -= 1;
+            code = if done.user_data() == 1 { done.result() } else { code };
+        }
+        if left == 0 {
             return usize::try_from(code).map_err(|_| io::Error::from_raw_os_error(-code));
         }
     }

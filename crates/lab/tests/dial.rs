@@ -1,6 +1,6 @@
 //! Direct dials of every kind, without any BPF: what a client sees when nothing is resolved.
 
-use std::net::SocketAddr;
+use std::{fs, net::SocketAddr};
 
 use beeline_lab::{Dial, Errno, Family, Kind, Lab, Setting, Sort, mapped};
 
@@ -30,6 +30,49 @@ fn every_kind_reaches_the_pod() {
             assert!(outcome.nanos > 0, "{what}");
         }
     }
+}
+
+/// The kernel's own counters: the kinds above were what they claim to be, and fell back to nothing.
+#[test]
+fn fast_open_and_mptcp_are_real() {
+    let lab = Lab::new(1).unwrap();
+    let _server = lab.pod(0).service(PORT).mptcp().start(&lab.pod(0).namespace).unwrap();
+    let client = lab.node().client().unwrap();
+    let count = |name| {
+        counter(&lab.pod(0).run_in(|| fs::read_to_string("/proc/thread-self/net/netstat").unwrap()).unwrap(), name)
+    };
+    for (kind, name) in [
+        (Kind::FastOpenSend, "TCPFastOpenPassive"),
+        (Kind::FastOpenConnect, "TCPFastOpenPassive"),
+        (Kind::Mptcp, "MPCapableACKRX"),
+    ] {
+        let before = count(name);
+        assert_eq!(client.dial(&Dial::new(kind, lab.pod(0).v4(PORT))).unwrap().name(), "pod-a");
+        assert_eq!(count(name), before + 1, "{kind:?}");
+    }
+}
+
+/// /proc/net/netstat has pairs of lines: names, then values.
+fn counter(table: &str, name: &str) -> u64 {
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split(' ').collect()).collect();
+    let pair = lines.chunks(2).find_map(|pair| Some(pair[1][pair[0].iter().position(|word| *word == name)?]));
+    pair.unwrap_or_else(|| panic!("no counter {name}")).parse().unwrap()
+}
+
+#[test]
+fn a_server_in_a_pod_answers_from_its_own_cgroup() {
+    let lab = Lab::new(1).unwrap();
+    let pod = lab.pod(0).client().unwrap();
+    let served = pod.serve(lab.pod(0).service(PORT)).unwrap();
+    let client = lab.node().client().unwrap();
+    for to in addresses(&lab) {
+        assert_eq!(client.dial(&Dial::new(Kind::Tcp, to)).unwrap().name(), "pod-a");
+        assert_eq!(client.dial(&Dial::new(Kind::UdpSendTo, to)).unwrap().name(), "pod-a");
+    }
+    assert_eq!(served.hits().unwrap(), (3, 3, 3));
+    drop(served);
+    let outcome = client.dial(&Dial::new(Kind::Tcp, lab.pod(0).v4(PORT))).unwrap();
+    assert_eq!(outcome.errno(), Some(Errno::ECONNREFUSED));
 }
 
 #[test]
@@ -64,6 +107,8 @@ fn an_address_that_nobody_resolves_is_lost() {
     for to in ["10.96.0.10:80", "[fd00:96::10]:80"] {
         let dial = Dial::new(Kind::Tcp, to.parse().unwrap()).patience_ms(200);
         assert_eq!(client.dial(&dial).unwrap().error, Some(("connect", Errno::EINPROGRESS)), "{to}");
+        let dial = Dial::new(Kind::TcpUring, to.parse().unwrap()).patience_ms(200);
+        assert_eq!(client.dial(&dial).unwrap().error, Some(("connect", Errno::ECANCELED)), "{to}");
         let dial = Dial::new(Kind::UdpSendTo, to.parse().unwrap()).patience_ms(200);
         assert_eq!(client.dial(&dial).unwrap().error, Some(("receive", Errno::EAGAIN)), "{to}");
     }
