@@ -33,24 +33,54 @@ static __always_inline bool still_connected(struct sock *sk, const struct peer *
     return same_address(&a, &p->chosen);
 }
 
+static __always_inline void tell(struct seq_file *seq, struct sock *sk, const struct peer *p,
+                                 const struct udp_record *r)
+{
+    struct surveyed s = { .peer = *p };
+
+    s.cookie = r ? r->cookie : sk->__sk_common.skc_cookie.counter;
+    s.netns = r ? r->netns : 0;
+    s.epoch = r ? r->epoch : 0;
+    s.netns_inode = sk->__sk_common.skc_net.net->ns.inum;
+    s.inode = BPF_CORE_READ(sk, sk_socket, file, f_inode, i_ino);
+    bpf_seq_write(seq, &s, sizeof(s));
+}
+
+/* Connected UDP sockets only: what may be stale. */
 SEC("iter/bpf_sk_storage_map")
 int survey(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
     struct sock *sk = ctx->sk;
     struct udp_record *r = ctx->value;
-    struct surveyed s = {};
+
+    if (sk && r && still_connected(sk, &r->peer[0]))
+        tell(ctx->meta->seq, sk, &r->peer[0], r);
+    return 0;
+}
+
+/* Everything that sockets remember, for people who look. */
+SEC("iter/bpf_sk_storage_map")
+int survey_all(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+    struct sock *sk = ctx->sk;
+    struct udp_record *r = ctx->value;
 
     if (!sk || !r)
         return 0;
-    s.peer = r->peer[0];
-    if (!still_connected(sk, &s.peer))
-        return 0;
-    s.cookie = r->cookie;
-    s.netns = r->netns;
-    s.epoch = r->epoch;
-    s.netns_inode = sk->__sk_common.skc_net.net->ns.inum;
-    s.inode = BPF_CORE_READ(sk, sk_socket, file, f_inode, i_ino);
-    bpf_seq_write(ctx->meta->seq, &s, sizeof(s));
+    for (int i = 0; i < UDP_PEERS; i++)
+        if (r->peer[i].chosen_port)
+            tell(ctx->meta->seq, sk, &r->peer[i], r);
+    return 0;
+}
+
+SEC("iter/bpf_sk_storage_map")
+int survey_tcp(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+    struct sock *sk = ctx->sk;
+    struct tcp_record *r = ctx->value;
+
+    if (sk && r && r->peer.chosen_port)
+        tell(ctx->meta->seq, sk, &r->peer, NULL);
     return 0;
 }
 

@@ -299,6 +299,7 @@ impl State {
             refusals: self.refusals(),
             events: self.control.event_level().to_string(),
             node_addresses: rows.nodes.iter().filter(|(_, n)| n.own).map(|(a, _)| a.to_string()).collect(),
+            nodes: self.planner.nodes().map(|n| (n.name.to_string(), n.addresses.iter().map(|(_, a)| a.to_string()).collect())).collect(),
             zone: self.planner.own_node().and_then(|n| n.zone.as_ref()).map(|z| z.to_string()),
         }
     }

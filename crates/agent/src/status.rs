@@ -18,6 +18,8 @@ pub struct Status {
     pub events: String,
     pub node_addresses: Vec<String>,
     pub zone: Option<String>,
+    /// Addresses of every node that is known.
+    pub nodes: std::collections::BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Clone, Debug, Serialize)]

@@ -14,6 +14,7 @@ pub mod netns;
 pub mod object;
 pub mod pin;
 pub mod program;
+pub mod query;
 pub mod reap;
 pub mod record;
 pub mod wire;

@@ -5,7 +5,7 @@
 use crate::mapped::{bytes_of, from_bytes};
 use crate::object::{self, Knobs, MapSet};
 use crate::{Context, Error, Result, abi, netns, wire};
-use beeline_model::Address;
+use beeline_model::{Address, Protocol};
 use beeline_model::row::{OwnerId, Sizes};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object};
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,6 +102,61 @@ impl Reaper {
             let _ = self.condemned.delete(&victim.raw.cookie.to_ne_bytes());
         }
         Ok(gone.len())
+    }
+}
+
+/// Any socket that remembers what it dialled, of both protocols: for people who look.
+#[derive(Clone, Debug)]
+pub struct Remembered {
+    pub protocol: Protocol,
+    pub cookie: u64,
+    pub netns_inode: u32,
+    pub owner: OwnerId,
+    pub dialled: Address,
+    pub dialled_port: u16,
+    pub chosen: Address,
+    pub chosen_port: u16,
+}
+
+pub struct Surveyor {
+    // The links outlive their programs' object, which must stay open.
+    _object: Object,
+    walks: Vec<(Protocol, Link)>,
+}
+
+impl Surveyor {
+    pub fn new(maps: &MapSet) -> Result<Surveyor> {
+        let knobs = Knobs { shards: 1, epoch: 0, empty_local_drops: false, host_netns: 0 };
+        let object = load(maps, &Sizes::for_services(16), 1, knobs, false)?;
+        let mut walks = Vec::new();
+        for (protocol, program, map) in
+            [(Protocol::Udp, "survey_all", "udp_record"), (Protocol::Tcp, "survey_tcp", "tcp_record")]
+        {
+            let record = maps.handle(map)?;
+            let found = object.progs_mut().find(|p| p.name() == program).map(|p| p.attach_iter(record.as_fd()));
+            let link = found.ok_or_else(|| Error::Said(format!("there is no program {program}")))?;
+            walks.push((protocol, link.context(|| "cannot walk the socket records".into())?));
+        }
+        Ok(Surveyor { _object: object, walks })
+    }
+
+    pub fn all(&self) -> Result<Vec<Remembered>> {
+        let mut all = Vec::new();
+        for (protocol, link) in &self.walks {
+            let bytes = read_all(link)?;
+            let found = bytes.chunks_exact(size_of::<abi::surveyed>()).filter_map(from_bytes::<abi::surveyed>);
+            all.extend(found.map(|raw| Remembered {
+                protocol: *protocol,
+                cookie: raw.cookie,
+                netns_inode: raw.netns_inode,
+                owner: raw.peer.owner,
+                dialled: wire::read_address(&raw.peer.dialled),
+                dialled_port: u16::from_be(raw.peer.dialled_port),
+                chosen: wire::read_address(&raw.peer.chosen),
+                chosen_port: u16::from_be(raw.peer.chosen_port),
+            }));
+        }
+        Ok(all)
     }
 }
 

@@ -1,0 +1,122 @@
+//! `beeline plan`: what a node would do with these objects, without touching the kernel.
+
+use super::WRONG;
+use super::services::kind_name;
+use crate::args::Plan;
+use crate::live::Live;
+use crate::options::{Options, PIN_DIR};
+use crate::print;
+use beeline_cluster::{Claim, Folder};
+use beeline_model::diff::reconcile;
+use beeline_model::fact::Refusal;
+use beeline_model::name::LOCAL_CLUSTER;
+use beeline_model::op::Memory;
+use beeline_model::planner::Planner;
+use beeline_model::row::{Rows, Sizes, WhenEmpty};
+use beeline_model::rules::EmptyLocal;
+use beeline_model::table::Tables;
+use beeline_model::PortName;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Frontend {
+    view: u32,
+    address: String,
+    port: u16,
+    protocol: String,
+    kind: &'static str,
+    service: String,
+    backends: Vec<String>,
+    when_empty: &'static str,
+}
+
+pub fn run(plan: Plan) -> anyhow::Result<ExitCode> {
+    let options = plan.options.load()?;
+    let (planned, refusals) = compute(&options)?;
+    if plan.diff {
+        return diff(&options, &planned);
+    }
+    print::show(plan.output, &planned, || table(&planned))?;
+    for refusal in &refusals {
+        eprintln!("refused: {}: {} ({})", refusal.subject, refusal.message, refusal.reason);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn compute(options: &Options) -> anyhow::Result<(Vec<Frontend>, Vec<Refusal>)> {
+    let claim = Claim { proxy_name: options.service_proxy_name.clone() };
+    let snapshot = Folder::new(options.manifests()?, LOCAL_CLUSTER, claim).load()?;
+    let mut refusals = snapshot.refusals.clone();
+    let rules = options.rules()?;
+    let empty_local = rules.empty_local;
+    let mut planner = Planner::new(rules);
+    for fact in snapshot.into_facts() {
+        planner.apply(fact);
+    }
+    let delta = planner.take_all();
+    refusals.extend(planner.refusals());
+    let sizes = Sizes::for_services(2_000_000);
+    let (mut tables, mut memory) = (Tables::new(sizes), Memory::new(sizes));
+    reconcile(&mut tables, &mut memory, &delta, true);
+    Ok((frontends(&memory.rows, empty_local), refusals))
+}
+
+fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
+    let mut all = Vec::new();
+    for (key, row) in &rows.frontends {
+        let (Some(protocol), Some(set)) = (key.protocol, rows.sets.get(&row.set)) else { continue };
+        let name = rows.names.get(&set.owner).and_then(|n| PortName::from_text(&n.text));
+        let mut backends: Vec<_> = rows.members(set).iter().filter_map(|id| rows.backends.get(id)).collect();
+        backends.sort_by_key(|b| (b.address, b.port));
+        all.push(Frontend {
+            view: key.view,
+            address: key.address.to_string(),
+            port: key.port,
+            protocol: protocol.to_string(),
+            kind: kind_name(row.kind),
+            service: name.map(|n| n.service.to_string()).unwrap_or_default(),
+            backends: backends.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect(),
+            when_empty: match (set.header.next, set.header.when_empty, empty_local) {
+                (next, ..) if next != 0 => "next",
+                (_, WhenEmpty::Fail, EmptyLocal::Drop) => "untouched",
+                _ => "refuse",
+            },
+        });
+    }
+    all.sort();
+    all
+}
+
+fn line(f: &Frontend) -> String {
+    let at = if f.address.contains(':') { format!("[{}]", f.address) } else { f.address.clone() };
+    let backends = if f.backends.is_empty() { format!("none ({})", f.when_empty) } else { f.backends.join(" ") };
+    format!("{at}:{}/{} {} {} -> {backends}", f.port, f.protocol, f.kind, f.service)
+}
+
+fn table(planned: &[Frontend]) -> String {
+    let cells = |f: &Frontend| {
+        let at = if f.address.contains(':') { format!("[{}]", f.address) } else { f.address.clone() };
+        let backends = if f.backends.is_empty() { format!("none ({})", f.when_empty) } else { f.backends.join(" ") };
+        vec![f.service.clone(), f.kind.into(), format!("{at}:{}/{}", f.port, f.protocol), backends]
+    };
+    print::table(&["SERVICE", "KIND", "DIALLED", "BECOMES"], &planned.iter().map(cells).collect::<Vec<_>>())
+}
+
+/// Against the live tables; exit code 4 where they differ.
+fn diff(options: &Options, planned: &[Frontend]) -> anyhow::Result<ExitCode> {
+    let pin_dir = options.pin_dir.clone().unwrap_or_else(|| PIN_DIR.into());
+    let live = Live::open(&pin_dir)?;
+    let empty_local = options.rules()?.empty_local;
+    let have: BTreeSet<String> = frontends(&live.rows, empty_local).iter().map(line).collect();
+    let want: BTreeSet<String> = planned.iter().map(line).collect();
+    have.difference(&want).for_each(|l| println!("- {l}"));
+    want.difference(&have).for_each(|l| println!("+ {l}"));
+    if have == want {
+        println!("the live tables are what these manifests say ({} frontends)", want.len());
+        return Ok(ExitCode::SUCCESS);
+    }
+    Ok(ExitCode::from(WRONG))
+}

@@ -1,0 +1,285 @@
+//! The agent's options, from the command line and a file (the file has the same names), and what they mean together.
+
+use anyhow::{Context, anyhow, bail};
+use beeline_agent::{Orphan, Settings};
+use beeline_datapath::cgroup;
+use beeline_model::Address;
+use beeline_model::address::parse_ip;
+use beeline_model::row::Sizes;
+use beeline_model::rules::{EmptyLocal, ExternalIps, LocalPolicy, NodePortAddress, Rules};
+use clap::Args as ClapArgs;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub const PIN_DIR: &str = "/sys/fs/bpf/beeline";
+pub const SOCKET: &str = "/run/beeline/agent.sock";
+const MAX_SERVICES: u32 = 16_384;
+
+#[derive(Clone, Debug, Default, ClapArgs, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Options {
+    /// A file with these options (YAML); the command line wins
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// Folder of manifests: Service, EndpointSlice, Endpoints, Node
+    #[arg(long, value_name = "DIR")]
+    pub manifests: Option<PathBuf>,
+    /// The name of this node
+    #[arg(long, value_name = "NAME", env = "BEELINE_NODE_NAME")]
+    pub node_name: Option<String>,
+    /// Serve the processes below this cgroup [default: the root of cgroup2]
+    #[arg(long, value_name = "DIR")]
+    pub cgroup: Option<PathBuf>,
+    /// Folder of the pins, in a bpffs [default: /sys/fs/bpf/beeline]
+    #[arg(long, value_name = "DIR")]
+    pub pin_dir: Option<PathBuf>,
+    /// Where the CLI finds the agent [default: /run/beeline/agent.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Room for this many service ports; the tables are sized from it [default: 16384]
+    #[arg(long, value_name = "N")]
+    pub max_services: Option<u32>,
+    /// Room in the frontend table [default: 4 a service]
+    #[arg(long, value_name = "N")]
+    pub max_frontends: Option<u32>,
+    /// Room in the backend table [default: 8 a service]
+    #[arg(long, value_name = "N")]
+    pub max_backends: Option<u32>,
+    /// Room for slots of services with more than 8 endpoints [default: 4 a service]
+    #[arg(long, value_name = "N")]
+    pub max_slots: Option<u32>,
+    /// Room for clients that are kept to a backend [default: 65536]
+    #[arg(long, value_name = "N")]
+    pub max_affinity: Option<u32>,
+    /// Which dials are reported: off, failures, sample:N or all [default: failures]
+    #[arg(long, value_name = "LEVEL")]
+    pub events: Option<String>,
+    /// Without an agent: keep, or passthrough:10m to leave dials alone after ten minutes [default: keep]
+    #[arg(long, value_name = "RULE")]
+    pub orphan: Option<String>,
+    /// kubernetes: each policy for its own addresses; strict: a Local policy for all [default: kubernetes]
+    #[arg(long, value_name = "RULE")]
+    pub local_policy: Option<String>,
+    /// No local endpoint under a Local policy: refuse, or drop as kube-proxy does [default: refuse]
+    #[arg(long, value_name = "RULE")]
+    pub empty_local: Option<String>,
+    /// Where NodePorts answer: primary, localhost, all, or CIDRs [default: primary]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub node_port_addresses: Option<Vec<String>>,
+    /// on, off, or the CIDRs that externalIPs may come from [default: on]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub external_ips: Option<Vec<String>>,
+    /// Serve only services with this value of the label service.kubernetes.io/service-proxy-name
+    #[arg(long, value_name = "NAME")]
+    pub service_proxy_name: Option<String>,
+    /// This host's addresses, instead of looking at the interfaces
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub node_addresses: Option<Vec<String>>,
+    /// Metrics listen here, or off [default: 127.0.0.1:10249]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics_address: Option<String>,
+    /// /healthz and /livez listen here, or off [default: 0.0.0.0:10256]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub health_address: Option<String>,
+    /// A kube-proxy runs here too: health on 10356, metrics on 10349
+    #[arg(long)]
+    pub beside_kube_proxy: bool,
+    /// The tables are checked against the kernel this often [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    pub sync_period: Option<String>,
+    /// Leave the processes below this cgroup alone (may be repeated)
+    #[arg(long, value_name = "DIR")]
+    pub untouched_cgroup: Vec<PathBuf>,
+    /// Prove by a dial at start that the hooks are live: on or off [default: on]
+    #[arg(long, value_name = "on|off")]
+    pub self_test: Option<String>,
+    /// For the test that proves the grace period needed
+    #[arg(long, hide = true)]
+    pub unsafe_skip_grace: bool,
+}
+
+impl Options {
+    /// The command line over the file.
+    pub fn load(self) -> anyhow::Result<Options> {
+        let Some(path) = self.config.clone() else { return Ok(self) };
+        let text = std::fs::read_to_string(&path).with_context(|| format!("--config {}", path.display()))?;
+        let file: Options = if text.trim().is_empty() {
+            Options::default()
+        } else {
+            serde_saphyr::from_str(&text).with_context(|| {
+                format!("--config {}: `beeline agent --help` lists the options (without the dashes)", path.display())
+            })?
+        };
+        Ok(self.over(file))
+    }
+
+    fn over(self, file: Options) -> Options {
+        let pick = |cli: Vec<PathBuf>, file: Vec<PathBuf>| if cli.is_empty() { file } else { cli };
+        Options {
+            config: self.config,
+            manifests: self.manifests.or(file.manifests),
+            node_name: self.node_name.or(file.node_name),
+            cgroup: self.cgroup.or(file.cgroup),
+            pin_dir: self.pin_dir.or(file.pin_dir),
+            socket: self.socket.or(file.socket),
+            max_services: self.max_services.or(file.max_services),
+            max_frontends: self.max_frontends.or(file.max_frontends),
+            max_backends: self.max_backends.or(file.max_backends),
+            max_slots: self.max_slots.or(file.max_slots),
+            max_affinity: self.max_affinity.or(file.max_affinity),
+            events: self.events.or(file.events),
+            orphan: self.orphan.or(file.orphan),
+            local_policy: self.local_policy.or(file.local_policy),
+            empty_local: self.empty_local.or(file.empty_local),
+            node_port_addresses: self.node_port_addresses.or(file.node_port_addresses),
+            external_ips: self.external_ips.or(file.external_ips),
+            service_proxy_name: self.service_proxy_name.or(file.service_proxy_name),
+            node_addresses: self.node_addresses.or(file.node_addresses),
+            metrics_address: self.metrics_address.or(file.metrics_address),
+            health_address: self.health_address.or(file.health_address),
+            beside_kube_proxy: self.beside_kube_proxy || file.beside_kube_proxy,
+            sync_period: self.sync_period.or(file.sync_period),
+            untouched_cgroup: pick(self.untouched_cgroup, file.untouched_cgroup),
+            self_test: self.self_test.or(file.self_test),
+            unsafe_skip_grace: self.unsafe_skip_grace || file.unsafe_skip_grace,
+        }
+    }
+
+    pub fn manifests(&self) -> anyhow::Result<&Path> {
+        self.manifests.as_deref().ok_or_else(|| anyhow!("--manifests DIR is needed: the folder to read objects from"))
+    }
+
+    pub fn rules(&self) -> anyhow::Result<Rules> {
+        let node = self.node_name.as_deref().filter(|n| !n.is_empty());
+        let node = node.ok_or_else(|| anyhow!("--node-name NAME is needed: endpoints are local by it"))?;
+        let mut rules = Rules::for_node(node);
+        rules.local_policy = choice("--local-policy", self.local_policy.as_deref(), &[
+            ("kubernetes", LocalPolicy::Kubernetes),
+            ("strict", LocalPolicy::Strict),
+        ])?;
+        rules.empty_local = choice("--empty-local", self.empty_local.as_deref(), &[
+            ("refuse", EmptyLocal::Refuse),
+            ("drop", EmptyLocal::Drop),
+        ])?;
+        if let Some(words) = &self.node_port_addresses {
+            rules.node_port_addresses = words.iter().map(|w| node_port_address(w)).collect::<anyhow::Result<_>>()?;
+        }
+        if let Some(words) = &self.external_ips {
+            rules.external_ips = external_ips(words)?;
+        }
+        for text in self.node_addresses.iter().flatten() {
+            rules.own_addresses.push(Address::from(parse_ip(text).with_context(|| "--node-addresses".to_owned())?));
+        }
+        Ok(rules)
+    }
+
+    pub fn sizes(&self) -> anyhow::Result<Sizes> {
+        let services = self.max_services.unwrap_or(MAX_SERVICES);
+        if !(16..=8_000_000).contains(&services) {
+            bail!("--max-services {services}: from 16 to 8000000");
+        }
+        let mut sizes = Sizes::for_services(services);
+        let positive = |option: &str, value: Option<u32>, default: u32| match value {
+            Some(0) => bail!("{option} 0: at least 1"),
+            other => Ok(other.unwrap_or(default)),
+        };
+        sizes.frontends = positive("--max-frontends", self.max_frontends, sizes.frontends)?;
+        sizes.backends = positive("--max-backends", self.max_backends, sizes.backends)?;
+        sizes.slots = positive("--max-slots", self.max_slots, sizes.slots)?;
+        sizes.affinity = positive("--max-affinity", self.max_affinity, sizes.affinity)?;
+        Ok(sizes)
+    }
+
+    pub fn settings(&self) -> anyhow::Result<Settings> {
+        if self.beside_kube_proxy && (self.metrics_address.is_some() || self.health_address.is_some()) {
+            bail!("--beside-kube-proxy chooses the ports itself: leave out --metrics-address and --health-address, or it");
+        }
+        let (metrics, health) =
+            if self.beside_kube_proxy { ("127.0.0.1:10349", "0.0.0.0:10356") } else { ("127.0.0.1:10249", "0.0.0.0:10256") };
+        let default_root = || cgroup::root().context("--cgroup was not given");
+        Ok(Settings {
+            manifests: self.manifests()?.to_owned(),
+            service_proxy_name: self.service_proxy_name.clone(),
+            rules: self.rules()?,
+            cgroup: self.cgroup.clone().map_or_else(default_root, Ok)?,
+            pin_dir: self.pin_dir.clone().unwrap_or_else(|| PIN_DIR.into()),
+            socket: self.socket.clone().unwrap_or_else(|| SOCKET.into()),
+            sizes: self.sizes()?,
+            events: self.events.as_deref().unwrap_or("failures").parse().map_err(|e| anyhow!("--events: {e}"))?,
+            orphan: orphan(self.orphan.as_deref().unwrap_or("keep"))?,
+            metrics: address("--metrics-address", self.metrics_address.as_deref().unwrap_or(metrics))?,
+            health: address("--health-address", self.health_address.as_deref().unwrap_or(health))?,
+            sync_period: duration("--sync-period", self.sync_period.as_deref().unwrap_or("30s"))?,
+            untouched: self.untouched_cgroup.clone(),
+            fixed_addresses: self.node_addresses.is_some(),
+            self_test: choice("--self-test", self.self_test.as_deref(), &[("on", true), ("off", false)])?,
+            skip_grace: self.unsafe_skip_grace,
+        })
+    }
+}
+
+/// One of a few words; the first is the default.
+fn choice<T: Copy>(option: &str, given: Option<&str>, words: &[(&str, T)]) -> anyhow::Result<T> {
+    let Some(given) = given else { return Ok(words[0].1) };
+    let found = words.iter().find(|(word, _)| *word == given);
+    let all: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+    found.map(|(_, value)| *value).ok_or_else(|| anyhow!("{option} {given}: one of {}", all.join(", ")))
+}
+
+fn node_port_address(word: &str) -> anyhow::Result<NodePortAddress> {
+    Ok(match word {
+        "primary" => NodePortAddress::Primary,
+        "localhost" => NodePortAddress::Localhost,
+        "all" => NodePortAddress::All,
+        cidr => NodePortAddress::Range(cidr.parse().map_err(|_| {
+            anyhow!("--node-port-addresses {cidr}: primary, localhost, all, or CIDRs such as 172.31.0.0/24")
+        })?),
+    })
+}
+
+fn external_ips(words: &[String]) -> anyhow::Result<ExternalIps> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["on"] => Ok(ExternalIps::On),
+        ["off"] => Ok(ExternalIps::Off),
+        _ => {
+            let parse = |w: &&str| w.parse().map_err(|_| anyhow!("--external-ips {w}: on, off, or CIDRs"));
+            Ok(ExternalIps::Within(words.iter().map(parse).collect::<anyhow::Result<_>>()?))
+        }
+    }
+}
+
+fn orphan(text: &str) -> anyhow::Result<Orphan> {
+    match text.split_once(':') {
+        None if text == "keep" => Ok(Orphan::Keep),
+        Some(("passthrough", time)) => Ok(Orphan::Passthrough(duration("--orphan", time)?)),
+        _ => bail!("--orphan {text}: keep, or passthrough:TIME such as passthrough:10m"),
+    }
+}
+
+fn address(option: &str, text: &str) -> anyhow::Result<Option<SocketAddr>> {
+    match text {
+        "off" => Ok(None),
+        _ => text.parse().map(Some).map_err(|_| anyhow!("{option} {text}: ADDRESS:PORT, or off")),
+    }
+}
+
+fn duration(option: &str, text: &str) -> anyhow::Result<Duration> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => bail!("{option} {text}: a number and ms, s, m or h"),
+    };
+    let number: u64 = number.parse().map_err(|_| anyhow!("{option} {text}: a number and ms, s, m or h"))?;
+    if number == 0 {
+        bail!("{option} {text}: more than zero");
+    }
+    Ok(Duration::from_millis(number * factor))
+}
