@@ -105,12 +105,12 @@ enum role {
 
 enum when_empty {
     EMPTY_REFUSE = 0, /* the service has no endpoint anywhere */
-    EMPTY_FAIL = 1, /* others exist, but not in this set: the knob empty_local decides */
+    EMPTY_FAIL = 1, /* others exist, but not in this set or not for this dialler: empty_local decides */
 };
 
 enum set_flag {
     SET_SOURCE_RANGES = 1, /* the dialler's address must be in map `source` */
-    SET_OWN_NODE = 2, /* as a NodePort it holds for our own addresses only (external Local) */
+    SET_OWN_NODE = 2, /* as a NodePort for our own addresses only (external Local); others: when_empty */
     SET_SELF_NEXT = 4, /* a member that dials it goes to the next set */
     SET_V6 = 8, /* the family, which an empty set's members do not tell */
 };

@@ -367,10 +367,7 @@ static __always_inline bool bar(const struct dial *d, const struct hit *hit, con
                                 struct verdict *v)
 {
     if (s->flags & SET_OWN_NODE && hit->foreign) {
-        if ((READ_ONCE(s->span) >> 32) & 0xffff)
-            fail(v, REASON_NO_LOCAL);
-        else
-            refuse(v, REASON_NO_ENDPOINT);
+        empty(s, v);
         return true;
     }
     if (s->flags & SET_SOURCE_RANGES) {

@@ -155,7 +155,9 @@ impl Index {
             }
             Some(_) => claimant,
         };
-        self.losers.entry(id.clone()).or_default().push(loser);
+        let losers = self.losers.entry(id.clone()).or_default();
+        let place = losers.partition_point(|other| other.rank() < loser.rank());
+        losers.insert(place, loser);
     }
 
     /// One object that was read: does it count, and does it say something else than the one that counted before?

@@ -33,7 +33,9 @@ pub struct Attached {
 /// Programs attached to this very cgroup, in the order in which they run.
 pub fn attached(cgroup: &Path) -> Result<Vec<Attached>> {
     let dir = File::open(cgroup).context(|| format!("cannot open the cgroup {}", cgroup.display()))?;
-    let known: HashMap<u32, (String, Vec<u32>)> = libbpf_rs::query::ProgInfoIter::default()
+    let known: HashMap<u32, (String, Vec<u32>)> = libbpf_rs::query::ProgInfoIter::with_query_opts(
+        libbpf_rs::query::ProgInfoQueryOptions::default().include_map_ids(true),
+    )
         .map(|p| (p.id, (p.name.to_string_lossy().into_owned(), p.map_ids)))
         .collect();
     let mut all = Vec::new();
@@ -66,5 +68,5 @@ pub fn is_ours(program: &Attached) -> bool {
         libbpf_rs::MapCore::name(&m).to_string_lossy().into_owned()
     });
     let names: Vec<String> = program.maps.iter().filter_map(named).collect();
-    ["frontend", "udp_record"].iter().any(|n| names.iter().any(|have| have == n)) && names.iter().any(|n| n.ends_with("_record"))
+    names.iter().any(|name| name == "udp_record" || name == "tcp_record")
 }

@@ -120,7 +120,11 @@ pub fn parse_ip(text: &str) -> Result<IpAddr, BadIp> {
 
 fn parse_octet(text: &str) -> Option<u8> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    if digits { text.trim_start_matches('0').parse().ok().or((text.bytes().all(|b| b == b'0')).then_some(0)) } else { None }
+    if digits {
+        text.trim_start_matches('0').parse().ok().or((text.bytes().all(|b| b == b'0')).then_some(0))
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]

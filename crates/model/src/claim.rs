@@ -27,7 +27,12 @@ impl Claim {
     }
 
     fn order(&self, other: &Claim) -> Ordering {
-        (self.kind, self.created, &self.service, &self.set).cmp(&(other.kind, other.created, &other.service, &other.set))
+        (self.kind, self.created, &self.service, &self.set).cmp(&(
+            other.kind,
+            other.created,
+            &other.service,
+            &other.set,
+        ))
     }
 }
 

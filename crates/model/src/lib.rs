@@ -20,4 +20,4 @@ pub mod select;
 pub mod table;
 
 pub use address::{Address, Family};
-pub use name::{Name, PortName, Protocol, ServiceName, SetName, SetRole};
+pub use name::{Audience, Name, PortName, Protocol, ServiceName, SetName, SetRole};

@@ -171,13 +171,22 @@ pub enum SetRole {
     Node(Name),
 }
 
+/// Whom a set answers. Part of its name, so that a frontend turns from one to the other in one store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Audience {
+    Everyone,
+    /// Diallers inside loadBalancerSourceRanges.
+    Sources,
+    /// As a NodePort, dials to this node's own addresses: another node's stand for that node's set (external Local).
+    OwnNode,
+}
+
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetName {
     pub owner: PortName,
     pub family: Family,
     pub role: SetRole,
-    /// The same members, but only for diallers inside loadBalancerSourceRanges.
-    pub restricted: bool,
+    pub audience: Audience,
 }
 
 impl fmt::Display for SetName {
@@ -188,7 +197,11 @@ impl fmt::Display for SetName {
             SetRole::Local => f.write_str("local")?,
             SetRole::Node(node) => write!(f, "node={node}")?,
         }
-        f.write_str(if self.restricted { " restricted" } else { "" })
+        f.write_str(match self.audience {
+            Audience::Everyone => "",
+            Audience::Sources => " restricted",
+            Audience::OwnNode => " own node",
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::address::{Address, Family};
 use crate::claim::Claim;
 use crate::fact::{Policy, Refusal, Service, ServicePort, Slice};
-use crate::name::{Name, PortName, SetName, SetRole};
+use crate::name::{Audience, Name, PortName, SetName, SetRole};
 use crate::row::{FrontendKey, Kind, MAX_SLOTS, Rule, WhenEmpty};
 use crate::rules::{ExternalIps, LocalPolicy, Rules};
 use crate::select::{Candidate, Place, Selection, select};
@@ -25,8 +25,16 @@ pub struct SetPlan {
     pub rule: Rule,
     pub affinity: u32,
     pub when_empty: WhenEmpty,
-    pub own_node: bool,
+    /// Some endpoint anywhere could serve.
+    pub any: bool,
     pub next: Option<SetName>,
+}
+
+impl SetPlan {
+    /// Where the set does not answer for other nodes' addresses, its row also says what those get.
+    pub fn header_when_empty(&self) -> WhenEmpty {
+        if self.name.audience == Audience::OwnNode && self.any { WhenEmpty::Fail } else { self.when_empty }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +51,8 @@ impl ServicePlan {
         let wins = |(key, claim): &&(FrontendKey, Claim)| claims.winner(key) == Some(claim);
         let used: BTreeSet<&SetName> = self.claims.iter().filter(wins).filter_map(|(_, c)| c.set.as_ref()).collect();
         self.sets.retain(|set| used.contains(&set.name));
-        self.sources.retain(|(owner, _)| used.iter().any(|name| name.restricted && name.owner == *owner));
+        self.sources
+            .retain(|(owner, _)| used.iter().any(|name| name.audience == Audience::Sources && name.owner == *owner));
     }
 }
 
@@ -135,8 +144,8 @@ impl PortPlan<'_> {
         PortName { service: self.service.name.clone(), port: self.port.name.clone(), protocol: self.port.protocol }
     }
 
-    fn name(&self, role: SetRole, restricted: bool) -> SetName {
-        SetName { owner: self.owner(), family: self.family, role, restricted }
+    fn name(&self, role: SetRole, audience: Audience) -> SetName {
+        SetName { owner: self.owner(), family: self.family, role, audience }
     }
 
     /// `--local-policy=strict`: one Local policy speaks for every address.
@@ -162,7 +171,7 @@ impl PortPlan<'_> {
             used.insert(set.clone());
             plan.claims.push((key, Claim::new(self.service, kind, set)));
         }
-        let restricted = used.iter().any(|set| set.restricted);
+        let restricted = used.iter().any(|set| set.audience == Audience::Sources);
         plan.sources.extend(self.sources().filter(|_| restricted).map(|net| (self.owner(), net)));
         for name in used {
             plan.sets.push(self.set(name, &mut plan.refusals));
@@ -176,9 +185,11 @@ impl PortPlan<'_> {
             found.dedup();
             found
         };
-        let internal = self.name(self.internal_role(), false);
-        let external = self.name(self.external_role(), false);
-        let balancer = self.name(self.external_role(), self.sources().next().is_some());
+        let restricted = self.sources().next().is_some();
+        let internal = self.name(self.internal_role(), Audience::Everyone);
+        let external = self.name(self.external_role(), Audience::Everyone);
+        let balancer = if restricted { Audience::Sources } else { Audience::Everyone };
+        let balancer = self.name(self.external_role(), balancer);
         let mut all = vec![(self.cluster_ip, self.port.port, Kind::ClusterIp, internal)];
         for address in of_family(&self.service.load_balancer_ips) {
             all.push((address, self.port.port, Kind::LoadBalancer, balancer.clone()));
@@ -189,7 +200,9 @@ impl PortPlan<'_> {
             }
         }
         if self.service.has_node_ports && self.port.node_port != 0 {
-            all.push((Address::any(self.family), self.port.node_port, Kind::NodePort, external));
+            let audience = if self.service.external_local() { Audience::OwnNode } else { Audience::Everyone };
+            let set = self.name(self.external_role(), audience);
+            all.push((Address::any(self.family), self.port.node_port, Kind::NodePort, set));
             all.extend(self.other_nodes());
         }
         all
@@ -204,7 +217,7 @@ impl PortPlan<'_> {
         let sets = self.selection.node_sets();
         for (node, addresses) in self.around.others.iter().filter(|(node, _)| sets.contains_key(node)) {
             for address in addresses.iter().filter(|a| a.family() == self.family) {
-                let set = self.name(SetRole::Node(node.clone()), false);
+                let set = self.name(SetRole::Node(node.clone()), Audience::Everyone);
                 rows.push((*address, self.port.node_port, Kind::NodePort, set));
             }
         }
@@ -231,7 +244,7 @@ impl PortPlan<'_> {
             rule: Rule::Service,
             affinity: self.service.affinity.unwrap_or(0),
             when_empty: self.when_empty(&name.role),
-            own_node: self.service.external_local() && !matches!(name.role, SetRole::Node(_)),
+            any: self.selection.any,
             next: None,
             name,
             backends,

@@ -5,6 +5,7 @@
 
 use crate::address::Address;
 use crate::claim::{Claim, Claims};
+use crate::diff::Outcome;
 use crate::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
 use crate::name::{Name, ServiceName};
 use crate::plan::{ServicePlan, Surroundings, plan_service};
@@ -94,9 +95,19 @@ impl Planner {
         self.dirty.extend(self.services.keys().cloned());
     }
 
-    /// A write failed: plan it again.
+    /// A write failed some time ago: plan it again now.
     pub fn mark_dirty(&mut self, name: &ServiceName) {
         self.dirty.insert(name.clone());
+    }
+
+    pub fn mark_nodes_dirty(&mut self) {
+        self.nodes_dirty = true;
+    }
+
+    /// Plans again what could not be written; when, is the caller's to choose.
+    pub fn retry(&mut self, outcome: &Outcome) {
+        self.dirty.extend(outcome.failed.keys().cloned());
+        self.nodes_dirty |= outcome.nodes_failed.is_some();
     }
 
     fn apply_service(&mut self, service: Service) -> bool {
@@ -298,7 +309,10 @@ impl Planner {
             all.extend(losers.iter().filter(|l| l.service != winner.service).map(|loser| Refusal {
                 subject: format!("Service {}", loser.service),
                 reason: "addressConflict",
-                message: format!("{key:?} belongs to Service {}, which claimed it first: change one of them", winner.service),
+                message: format!(
+                    "{key:?} belongs to Service {}, which claimed it first: change one of them",
+                    winner.service
+                ),
             }));
         }
         all.sort();

@@ -137,10 +137,7 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal) -> Ve
             return verdict;
         }
         if set.header.next == SET_NONE {
-            (verdict.action, verdict.reason) = match set.header.when_empty {
-                WhenEmpty::Refuse => (Action::Refused, Reason::NoEndpoint),
-                WhenEmpty::Fail => fail(empty_local, Reason::NoLocal),
-            };
+            (verdict.action, verdict.reason) = empty(set, empty_local);
             return verdict;
         }
         id = set.header.next;
@@ -148,11 +145,17 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal) -> Ve
     verdict
 }
 
+fn empty(set: &SetRow, empty_local: EmptyLocal) -> (Action, Reason) {
+    match set.header.when_empty {
+        WhenEmpty::Refuse => (Action::Refused, Reason::NoEndpoint),
+        WhenEmpty::Fail => fail(empty_local, Reason::NoLocal),
+    }
+}
+
 /// The set speaks for itself before any pick.
 fn bar(rows: &Rows, dial: &Dial, set: &SetRow, foreign: bool, empty_local: EmptyLocal) -> Option<(Action, Reason)> {
     if set.header.own_node && foreign {
-        let none = set.span.count == 0;
-        return Some(if none { (Action::Refused, Reason::NoEndpoint) } else { fail(empty_local, Reason::NoLocal) });
+        return Some(empty(set, empty_local));
     }
     if !set.header.restricted {
         return None;

@@ -57,6 +57,23 @@ impl FrontendKey {
     pub fn is_node_port_row(&self) -> bool {
         self.address.is_any()
     }
+
+    /// What is looked at when this row is missing.
+    pub fn fallbacks(&self) -> [FrontendKey; 2] {
+        let known = FrontendKey { port: 0, protocol: None, ..*self };
+        [known, FrontendKey { address: Address::any(self.address.family()), ..*self }]
+    }
+
+    pub fn tier(&self) -> Tier {
+        if self.protocol.is_none() || self.is_node_port_row() { Tier::Fallback } else { Tier::Exact }
+    }
+}
+
+/// An exact row is looked at first, whatever it falls back to only when that is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    Exact,
+    Fallback,
 }
 
 impl std::fmt::Debug for FrontendKey {
@@ -111,7 +128,7 @@ pub enum Rule {
 pub enum WhenEmpty {
     /// No endpoint anywhere.
     Refuse,
-    /// Others exist, but not in this set: `--empty-local` decides.
+    /// Others exist, but not in this set, or not for this dialler: `--empty-local` decides.
     Fail,
 }
 
@@ -123,7 +140,7 @@ pub struct Header {
     pub limit: u32,
     pub when_empty: WhenEmpty,
     pub restricted: bool,
-    /// As a NodePort it holds for our own addresses only.
+    /// As a NodePort it holds for our own addresses only; others' get what `when_empty` says.
     pub own_node: bool,
 }
 
@@ -138,6 +155,13 @@ pub struct SetRow {
     pub rule: Rule,
     pub header: Header,
     pub inline: [BackendId; INLINE_SLOTS],
+}
+
+impl SetRow {
+    /// What a dial gets that may use this set and finds it empty; a cluster set is empty only where there is none at all.
+    pub fn when_empty(&self) -> WhenEmpty {
+        if self.role == Role::Cluster { WhenEmpty::Refuse } else { self.header.when_empty }
+    }
 }
 
 /// A generation tells a recycled id from the one that a record remembers.
@@ -233,6 +257,25 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// The sets that a dial can come to: those of frontends, and those linked below them.
+    pub fn reachable_sets(&self) -> BTreeSet<SetId> {
+        let mut reached = BTreeSet::new();
+        for row in self.frontends.values() {
+            let mut id = row.set;
+            while let Some(set) = self.sets.get(&id).filter(|_| !reached.contains(&id)) {
+                reached.insert(id);
+                id = set.header.next;
+            }
+        }
+        reached
+    }
+
+    /// The ranges that may dial what belongs to this owner.
+    pub fn sources_of(&self, owner: OwnerId) -> impl Iterator<Item = IpNet> {
+        let lowest = IpNet::from(ipnet::Ipv4Net::default());
+        self.sources.range((owner, lowest)..).take_while(move |(of, _)| *of == owner).map(|(_, net)| *net)
+    }
+
     pub fn members<'a>(&'a self, set: &'a SetRow) -> &'a [BackendId] {
         let count = usize::from(set.span.count);
         match set.span.base {

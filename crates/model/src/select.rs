@@ -100,7 +100,10 @@ impl Selection {
 
 fn merge(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
     candidates.sort_by(|a, b| {
-        (a.address, a.port).cmp(&(b.address, b.port)).then_with(|| b.rank().cmp(&a.rank())).then_with(|| a.node.cmp(&b.node))
+        (a.address, a.port)
+            .cmp(&(b.address, b.port))
+            .then_with(|| b.rank().cmp(&a.rank()))
+            .then_with(|| a.node.cmp(&b.node))
     });
     candidates.dedup_by(|later, kept| {
         let same = (later.address, later.port) == (kept.address, kept.port);

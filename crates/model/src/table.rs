@@ -4,86 +4,41 @@
 //! simply still missing and is found again by the next diff. Ids that nobody points at any more are quarantined: they
 //! are used again only after a grace period, because a dial that is under way may still hold them.
 
+mod audit;
+mod id;
+
 use crate::address::Address;
-use crate::name::{Name, PortName, SetName, SetRole};
+use crate::name::{Audience, Name, PortName, SetName, SetRole};
 use crate::op::{MapError, Maps, Op};
 use crate::row::*;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use id::{Ids, Stretches};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// Ids of one kind.
-#[derive(Debug)]
-struct Ids {
-    next: u32,
-    end: u32,
-    free: VecDeque<u32>,
-}
-
-impl Ids {
-    /// Everything below the highest used id that is not used is free.
-    fn restore(first: u32, end: u32, used: &HashSet<u32>) -> Ids {
-        let next = used.iter().max().map_or(first, |m| (m + 1).max(first));
-        Ids { next, end, free: (first..next).filter(|id| !used.contains(id)).collect() }
-    }
-
-    fn take(&mut self) -> Option<u32> {
-        if let Some(id) = self.free.pop_front() {
-            return Some(id);
-        }
-        let fresh = (self.next < self.end).then_some(self.next)?;
-        self.next += 1;
-        Some(fresh)
-    }
-}
-
-/// Free stretches of the slot array.
-#[derive(Debug, Default)]
-struct Stretches(BTreeMap<u32, u32>);
-
-impl Stretches {
-    fn take(&mut self, length: u32) -> Option<u32> {
-        let (base, have) = self.0.iter().find(|(_, have)| **have >= length).map(|(b, h)| (*b, *h))?;
-        self.0.remove(&base);
-        if have > length {
-            self.0.insert(base + length, have - length);
-        }
-        Some(base)
-    }
-
-    fn give(&mut self, base: u32, length: u32) {
-        let (mut base, mut length) = (base, length);
-        if let Some((before, have)) = self.0.range(..base).next_back().map(|(b, h)| (*b, *h))
-            && before + have == base
-        {
-            self.0.remove(&before);
-            (base, length) = (before, length + have);
-        }
-        if let Some(after) = self.0.remove(&(base + length)) {
-            length += after;
-        }
-        self.0.insert(base, length);
-    }
-
-    fn carve(&mut self, base: u32, length: u32) {
-        let Some((start, have)) = self.0.range(..=base).next_back().map(|(b, h)| (*b, *h)) else { return };
-        if start + have < base + length {
-            return;
-        }
-        self.0.remove(&start);
-        if start < base {
-            self.0.insert(start, base - start);
-        }
-        if base + length < start + have {
-            self.0.insert(base + length, start + have - base - length);
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// An id of any kind, or a stretch of slots: base and length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Released {
     Owner(OwnerId),
     Set(SetId),
     Backend(BackendId),
     Range(u32, u32),
+}
+
+/// What may be in the way and was not yet seen to be gone. It outlives a round: a delete that failed is tried again by
+/// the next round, whatever that one is about.
+#[derive(Debug, Default)]
+pub(crate) struct Touched {
+    /// Nobody claims these any more.
+    pub frontends: BTreeSet<FrontendKey>,
+    pub ports: BTreeSet<(crate::Protocol, u16)>,
+    pub owners: BTreeSet<OwnerId>,
+    pub backends: BTreeSet<BackendId>,
+    pub nodes: BTreeSet<u32>,
+}
+
+impl Touched {
+    pub(crate) fn len(&self) -> usize {
+        self.frontends.len() + self.ports.len() + self.owners.len() + self.backends.len() + self.nodes.len()
+    }
 }
 
 #[derive(Debug)]
@@ -97,6 +52,9 @@ pub struct Tables {
     pub(crate) backend_count: HashMap<OwnerId, u32>,
     /// Frontends and links that point at a set.
     pub(crate) refs: HashMap<SetId, u32>,
+    /// Backends and sets that name a node, by the id of its name.
+    pub(crate) node_refs: HashMap<u32, u32>,
+    pub(crate) touched: Touched,
     /// Slots that a set's range really has; its span says how many are used.
     pub(crate) capacity: HashMap<SetId, u32>,
     pub(crate) port_refs: HashMap<(crate::Protocol, u16, bool), u32>,
@@ -108,7 +66,8 @@ pub struct Tables {
     backend_ids: Ids,
     stretches: Stretches,
     quarantine: Vec<Released>,
-    reserved: Vec<Released>,
+    /// Taken in this round; in use only once a row says so.
+    reserved: HashSet<Released>,
     /// Ranges that a span points at since the last settling.
     committed_ranges: HashSet<u32>,
     /// For the test that proves the grace period needed: recycle at once.
@@ -120,8 +79,10 @@ impl Tables {
         Tables::restore(Rows::default(), sizes)
     }
 
-    /// From a dump: what is reachable from a frontend is live, everything else is free.
-    pub fn restore(rows: Rows, sizes: Sizes) -> Tables {
+    /// From a dump: a set that is reachable from a frontend is live, any other is free (arrays forget nothing).
+    pub fn restore(mut rows: Rows, sizes: Sizes) -> Tables {
+        let live = rows.reachable_sets();
+        rows.sets.retain(|id, _| live.contains(id));
         let mut tables = Tables {
             owners: HashMap::new(),
             nodes: HashMap::new(),
@@ -130,6 +91,8 @@ impl Tables {
             backends: HashMap::new(),
             backend_count: HashMap::new(),
             refs: HashMap::new(),
+            node_refs: HashMap::new(),
+            touched: Touched::default(),
             capacity: HashMap::new(),
             port_refs: HashMap::new(),
             numbers: HashMap::new(),
@@ -140,7 +103,7 @@ impl Tables {
             backend_ids: Ids::restore(1, sizes.backends, &rows.backends.keys().copied().collect()),
             stretches: Stretches(BTreeMap::from([(0, sizes.slots)])),
             quarantine: Vec::new(),
-            reserved: Vec::new(),
+            reserved: HashSet::new(),
             committed_ranges: HashSet::new(),
             skip_grace: false,
             rows: Rows::default(),
@@ -185,17 +148,32 @@ impl Tables {
             self.sets.insert(name, id);
         }
         if row.header.next != SET_NONE {
-            *self.refs.entry(row.header.next).or_default() += 1;
+            count(&mut self.refs, row.header.next, 1);
         }
-        if let Base::Range(base) = row.span.base {
+        self.count_node(row.node, 1);
+        // An empty span holds no slots, whatever its base says.
+        if let Base::Range(base) = row.span.base
+            && row.span.count > 0
+        {
             self.stretches.carve(base, u32::from(row.span.count));
             self.capacity.insert(id, u32::from(row.span.count));
         }
     }
 
+    /// 0: no node.
+    fn count_node(&mut self, node: u32, step: i64) {
+        if node != 0 {
+            count(&mut self.node_refs, node, step);
+        }
+        if step < 0 && node != 0 {
+            self.touched.nodes.insert(node);
+        }
+    }
+
     fn index_backend(&mut self, id: BackendId, row: &BackendRow) {
         self.backends.insert((row.owner, row.address, row.port), id);
-        *self.backend_count.entry(row.owner).or_default() += 1;
+        count(&mut self.backend_count, row.owner, 1);
+        self.count_node(row.node, 1);
     }
 
     fn index_frontend(&mut self, key: &FrontendKey, new: Option<&FrontendRow>, old: Option<&FrontendRow>) {
@@ -210,6 +188,20 @@ impl Tables {
 
     pub fn rows(&self) -> &Rows {
         &self.rows
+    }
+
+    /// Whether some set of this owner holds this backend now.
+    pub fn has_backend(&self, owner: OwnerId, address: Address, port: u16) -> bool {
+        self.backends.contains_key(&(owner, address, port))
+    }
+
+    /// Whether a dump shows what was written. Slots that no set uses may hold anything.
+    pub fn matches(&self, dump: &Rows) -> bool {
+        let members = |rows: &Rows| -> HashMap<SetId, Vec<BackendId>> {
+            rows.sets.iter().map(|(id, set)| (*id, rows.members(set).to_vec())).collect()
+        };
+        let plain = |rows: &Rows| Rows { slots: Vec::new(), ..rows.clone() };
+        members(&self.rows) == members(dump) && plain(&self.rows) == plain(dump)
     }
 
     /// Number of ids that wait for a grace period.
@@ -237,19 +229,19 @@ impl Tables {
 
     pub(crate) fn take_owner(&mut self) -> Result<OwnerId, MapError> {
         let id = self.owner_ids.take().ok_or(Tables::full("name"))?;
-        self.reserved.push(Released::Owner(id));
+        self.reserved.insert(Released::Owner(id));
         Ok(id)
     }
 
     pub(crate) fn take_set(&mut self) -> Result<SetId, MapError> {
         let id = self.set_ids.take().ok_or(Tables::full("set"))?;
-        self.reserved.push(Released::Set(id));
+        self.reserved.insert(Released::Set(id));
         Ok(id)
     }
 
     pub(crate) fn take_backend(&mut self) -> Result<(BackendId, u32), MapError> {
         let id = self.backend_ids.take().ok_or(Tables::full("backend"))?;
-        self.reserved.push(Released::Backend(id));
+        self.reserved.insert(Released::Backend(id));
         self.generation = (self.generation + 1) & 0xff_ffff;
         Ok((id, self.generation))
     }
@@ -257,7 +249,7 @@ impl Tables {
     pub(crate) fn take_range(&mut self, count: usize) -> Result<(u32, u32), MapError> {
         let length = (count as u32).next_power_of_two();
         let base = self.stretches.take(length).ok_or(Tables::full("slot"))?;
-        self.reserved.push(Released::Range(base, length));
+        self.reserved.insert(Released::Range(base, length));
         Ok((base, length))
     }
 
@@ -291,7 +283,9 @@ impl Tables {
         self.capacity.insert(set, capacity);
     }
 
+    /// Out of use again in the round that took it: the quarantine has it now, so settling must not free it.
     pub(crate) fn release(&mut self, released: Released) {
+        self.reserved.remove(&released);
         if self.skip_grace {
             match released {
                 Released::Set(id) => self.set_ids.free.push_front(id),
@@ -363,11 +357,16 @@ impl Tables {
             if row.header.next != SET_NONE {
                 count(&mut self.refs, row.header.next, 1);
             }
+            self.count_node(row.node, 1);
         }
         self.rows.apply(op);
     }
 
     fn forget_name(&mut self, id: OwnerId) {
+        self.release(Released::Owner(id));
+        if let Some(row) = self.rows.names.get(&id).filter(|row| row.kind == NameKind::Node) {
+            self.nodes.remove(row.text.as_str());
+        }
         let Some(name) = self.port_name(id) else { return };
         if let Some(entry) = self.numbers.get_mut(&name.service) {
             entry.1 -= 1;
@@ -378,17 +377,17 @@ impl Tables {
         self.owners.remove(&name);
         self.backend_count.remove(&id);
         self.sets_of.remove(&id);
-        self.release(Released::Owner(id));
     }
 
     fn forget_backend(&mut self, id: BackendId) {
-        if let Some(row) = self.rows.backends.get(&id) {
+        if let Some(row) = self.rows.backends.get(&id).copied() {
             let key = (row.owner, row.address, row.port);
             // A pod that moved to another node has a younger row under the same key.
             if self.backends.get(&key) == Some(&id) {
                 self.backends.remove(&key);
             }
             count(&mut self.backend_count, row.owner, -1);
+            self.count_node(row.node, -1);
             self.release(Released::Backend(id));
         }
     }
@@ -410,8 +409,9 @@ impl Tables {
         if row.header.next != SET_NONE {
             count(&mut self.refs, row.header.next, -1);
         }
+        self.count_node(row.node, -1);
         if let (Base::Range(base), Some(length)) = (row.span.base, self.capacity.remove(&id)) {
-            self.release(Released::Range(base, length.max(1)));
+            self.release(Released::Range(base, length));
         }
         self.release(Released::Set(id));
     }
@@ -441,5 +441,10 @@ fn name_of_set(rows: &Rows, row: &SetRow) -> Option<SetName> {
         Role::Local => SetRole::Local,
         Role::Node => SetRole::Node(rows.names.get(&row.node)?.text.as_str().into()),
     };
-    Some(SetName { owner, family: row.family, role, restricted: row.header.restricted })
+    let audience = match (row.header.restricted, row.header.own_node) {
+        (true, _) => Audience::Sources,
+        (false, true) => Audience::OwnNode,
+        (false, false) => Audience::Everyone,
+    };
+    Some(SetName { owner, family: row.family, role, audience })
 }

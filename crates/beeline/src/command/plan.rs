@@ -79,7 +79,7 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
             kind: kind_name(row.kind),
             service: name.map(|n| n.service.to_string()).unwrap_or_default(),
             backends: backends.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect(),
-            when_empty: match (set.header.next, set.header.when_empty, empty_local) {
+            when_empty: match (set.header.next, set.when_empty(), empty_local) {
                 (next, ..) if next != 0 => "next",
                 (_, WhenEmpty::Fail, EmptyLocal::Drop) => "untouched",
                 _ => "refuse",

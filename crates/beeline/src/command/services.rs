@@ -73,7 +73,7 @@ fn collect(live: &Live) -> anyhow::Result<Vec<Row>> {
             set: role_name(set.role),
             backends: backends_of(live, set),
             affinity_seconds: set.header.affinity,
-            when_empty: if set.header.when_empty == WhenEmpty::Fail { "fail" } else { "refuse" },
+            when_empty: if set.when_empty() == WhenEmpty::Fail { "fail" } else { "refuse" },
             dials: counters.dials,
             refused: counters.refused,
         });

@@ -1,0 +1,201 @@
+//! *Show* and *hide*: the rows that a dial meets first. Every order here exists so that a dial between two writes gets
+//! the old answer or the new one, also when a write fails.
+
+use super::Work;
+use crate::address::{Address, Family};
+use crate::claim::Claim;
+use crate::name::ServiceName;
+use crate::op::{MapError, Maps, Op};
+use crate::planner::Delta;
+use crate::range;
+use crate::row::*;
+use std::collections::HashSet;
+
+impl<M: Maps> Work<'_, M> {
+    /// Rows that the plan no longer has, to be deleted by `delete_frontends`.
+    pub(super) fn mark_unclaimed(&mut self, delta: &Delta, full: bool) {
+        let touched = &mut self.tables.touched.frontends;
+        for (key, claim) in &delta.frontends {
+            if claim.is_none() {
+                touched.insert(*key)
+            } else {
+                touched.remove(key)
+            };
+        }
+        if full {
+            let wanted: HashSet<&FrontendKey> = delta.frontends.iter().map(|(key, _)| key).collect();
+            touched.extend(self.tables.rows.frontends.keys().filter(|key| !wanted.contains(key)));
+        }
+    }
+
+    pub(super) fn put_frontends(&mut self, delta: &Delta, tier: Tier) {
+        let mut puts = Vec::new();
+        let claimed = delta.frontends.iter().filter_map(|(key, claim)| Some((key, claim.as_ref()?)));
+        for (key, claim) in claimed.filter(|(key, _)| key.tier() == tier) {
+            match self.may_put(key, claim).and_then(|()| self.frontend_put(key, claim)) {
+                Ok(op) => puts.extend(op.map(|op| (&claim.service, op))),
+                Err(error) => self.fail_frontend(key, &claim.service, error),
+            }
+        }
+        self.write_many(puts);
+    }
+
+    /// No row that a miss falls back to while an exact row of that service, or above that row, is missing.
+    fn may_put(&self, key: &FrontendKey, claim: &Claim) -> Result<(), MapError> {
+        let missing = || self.outcome.failed.get(&claim.service).or_else(|| self.missing.get(key));
+        let error = if key.tier() == Tier::Fallback { missing() } else { None };
+        error.cloned().map_or(Ok(()), Err)
+    }
+
+    fn fail_frontend(&mut self, key: &FrontendKey, service: &ServiceName, error: MapError) {
+        for below in key.fallbacks() {
+            self.missing.entry(below).or_insert_with(|| error.clone());
+        }
+        self.fail(service, error);
+    }
+
+    fn frontend_put(&mut self, key: &FrontendKey, claim: &Claim) -> Result<Option<Op>, MapError> {
+        let row = self.frontend_row(claim).ok_or_else(|| MapError::Failed(format!("{key:?}: its set is missing")))?;
+        let old = self.tables.rows.frontends.get(key).copied();
+        if old == Some(row) {
+            return Ok(None);
+        }
+        self.tables.touched.owners.extend(old.and_then(|old| self.tables.owner_of(old.set)));
+        self.open_filter(key)?;
+        Ok(Some(Op::Frontend(*key, Some(row))))
+    }
+
+    /// The row that a claim wants; `None`: its set could not be made.
+    fn frontend_row(&self, claim: &Claim) -> Option<FrontendRow> {
+        let set = match &claim.set {
+            Some(name) => *self.tables.sets.get(name)?,
+            None => SET_CLOSED,
+        };
+        Some(FrontendRow { set, kind: claim.kind })
+    }
+
+    /// Writes as many as it can; a failed one fails its service and no other.
+    fn write_many(&mut self, writes: Vec<(&ServiceName, Op)>) {
+        let (names, ops): (Vec<&ServiceName>, Vec<Op>) = writes.into_iter().unzip();
+        let mut at = 0;
+        while at < ops.len() {
+            let (written, error) = self.maps.write_all(&ops[at..]);
+            ops[at..at + written].iter().for_each(|op| self.tables.apply(op));
+            self.outcome.ops += written;
+            at += written;
+            let Some(error) = error else { continue };
+            if let Op::Frontend(key, _) = &ops[at] {
+                self.fail_frontend(key, names[at], error);
+            }
+            at += 1;
+        }
+    }
+
+    /// The filter must let a dial through before the row that it should find is there.
+    fn open_filter(&mut self, key: &FrontendKey) -> Result<(), MapError> {
+        let Some(protocol) = key.protocol else {
+            let words = match key.address.family() {
+                Family::V4 => self.tables.rows.ranges_v4,
+                Family::V6 => self.tables.rows.ranges_v6,
+            };
+            for (i, word) in range::cover(&words, key.address) {
+                self.write(Op::Range(key.address.family(), i, word))?;
+            }
+            return Ok(());
+        };
+        let old = self.tables.rows.ports.get(&(protocol, key.port)).copied().unwrap_or_default();
+        let mut bits = old;
+        if key.is_node_port_row() {
+            bits.node_port = true
+        } else {
+            bits.frontend = true
+        }
+        if bits == old {
+            return Ok(());
+        }
+        self.tables.touched.ports.insert((protocol, key.port));
+        self.write(Op::Port(protocol, key.port, bits))
+    }
+
+    // ---- nodes ----
+
+    /// A NodePort row speaks for every address in the node table, so while a service is half changed, nodes stay as they
+    /// are. A full table is no reason to wait: it stays full.
+    fn hold_nodes(&mut self, delta: &Delta) {
+        let passing = |(name, error): (&ServiceName, &MapError)| match error {
+            MapError::Failed(why) => Some(MapError::Failed(format!("nodes wait for Service {name}: {why}"))),
+            MapError::Full(_) => None,
+        };
+        if delta.nodes.is_some() && self.outcome.nodes_failed.is_none() {
+            self.outcome.nodes_failed = self.outcome.failed.iter().find_map(passing);
+        }
+    }
+
+    pub(super) fn delete_nodes(&mut self, delta: &Delta) {
+        self.hold_nodes(delta);
+        let Some(wanted) = &delta.nodes else { return };
+        let stale: Vec<Address> = self.tables.rows.nodes.keys().filter(|a| !wanted.contains_key(a)).copied().collect();
+        self.write_nodes(stale.into_iter().map(|address| (address, None)).collect());
+    }
+
+    pub(super) fn put_nodes(&mut self, delta: &Delta) {
+        self.hold_nodes(delta);
+        let changed = |(a, row): &(&Address, &NodeRow)| self.tables.rows.nodes.get(a) != Some(row);
+        let rows = delta.nodes.iter().flatten().filter(changed).map(|(a, row)| (*a, Some(*row))).collect();
+        self.write_nodes(rows);
+    }
+
+    fn write_nodes(&mut self, rows: Vec<(Address, Option<NodeRow>)>) {
+        for (address, row) in rows {
+            if self.outcome.nodes_failed.is_some() {
+                return;
+            }
+            self.outcome.nodes_failed = self.write(Op::Node(address, row)).err();
+        }
+    }
+
+    pub(super) fn change_late(&mut self) {
+        for (service, op) in std::mem::take(&mut self.late) {
+            if self.outcome.failed.contains_key(&service) {
+                continue;
+            }
+            let result = self.outcome.nodes_failed.clone().map_or_else(|| self.write(op), Err);
+            if let Err(error) = result {
+                self.fail(&service, error);
+            }
+        }
+    }
+
+    // ---- hide ----
+
+    pub(super) fn delete_frontends(&mut self, tier: Tier) {
+        let gone = self.tables.touched.frontends.iter().filter(|key| key.tier() == tier);
+        gone.copied().collect::<Vec<_>>().into_iter().for_each(|key| self.delete_frontend(key));
+    }
+
+    fn delete_frontend(&mut self, key: FrontendKey) {
+        let row = self.tables.rows.frontends.get(&key).copied();
+        let owner = row.and_then(|row| self.tables.owner_of(row.set));
+        let service = owner.and_then(|owner| self.tables.port_name(owner)).map(|name| name.service);
+        if row.is_some_and(|row| self.is_held(&key, &row, service.as_ref())) {
+            return;
+        }
+        let written = if row.is_some() { self.write(Op::Frontend(key, None)) } else { Ok(()) };
+        if let Err(error) = written {
+            service.into_iter().for_each(|service| self.fail(&service, error.clone()));
+            return;
+        }
+        self.tables.touched.frontends.remove(&key);
+        self.tables.touched.owners.extend(owner);
+        self.tables.touched.ports.extend(key.protocol.map(|protocol| (protocol, key.port)));
+    }
+
+    /// Without this row a dial would fall through to one that should be gone or is not yet there, or to none.
+    fn is_held(&self, key: &FrontendKey, row: &FrontendRow, service: Option<&ServiceName>) -> bool {
+        let going = |below: &FrontendKey| self.tables.touched.frontends.contains(below);
+        service.is_some_and(|service| self.outcome.failed.contains_key(service))
+            || row.kind == Kind::NodePort && self.outcome.nodes_failed.is_some()
+            || key.tier() == Tier::Exact && key.fallbacks().iter().any(going)
+            || self.missing.contains_key(key)
+    }
+}

@@ -1,0 +1,164 @@
+//! *Sweep*: sets that nothing leads to, backends in no set, owners with neither, nodes that nobody names, filter bits
+//! without a frontend: by what the mirror shows now, never by what the plan once said.
+
+use super::Work;
+use crate::name::{PortName, ServiceName};
+use crate::op::{MapError, Maps, Op};
+use crate::planner::Delta;
+use crate::row::*;
+use ipnet::IpNet;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// Up to this many backends of one owner, looking through its sets is cheaper than a map of their members.
+const FEW: usize = 4;
+
+/// Who may dial, as the delta says.
+struct Sources<'d> {
+    planned: HashSet<&'d ServiceName>,
+    wanted: HashSet<(&'d PortName, IpNet)>,
+}
+
+impl Sources<'_> {
+    fn of(delta: &Delta) -> Sources<'_> {
+        let plans = delta.services.iter().filter_map(|(_, plan)| plan.as_ref());
+        Sources {
+            planned: delta.services.iter().map(|(name, _)| name).collect(),
+            wanted: plans.flat_map(|plan| plan.sources.iter().map(|(owner, net)| (owner, *net))).collect(),
+        }
+    }
+}
+
+impl<M: Maps> Work<'_, M> {
+    pub(super) fn sweep(&mut self, delta: &Delta, full: bool) {
+        if full {
+            self.touch_all();
+        }
+        self.touched_owners().into_iter().for_each(|owner| self.sweep_sets(owner));
+        self.sweep_backends();
+        let sources = Sources::of(delta);
+        for owner in self.touched_owners() {
+            if self.sweep_owner(owner, &sources).is_ok() {
+                self.tables.touched.owners.remove(&owner);
+            }
+        }
+        self.sweep_nodes();
+        self.sweep_ports();
+    }
+
+    fn touched_owners(&self) -> Vec<OwnerId> {
+        self.tables.touched.owners.iter().copied().collect()
+    }
+
+    fn touch_all(&mut self) {
+        let tables = &mut *self.tables;
+        tables.touched.owners.extend(tables.owners.values());
+        tables.touched.owners.extend(tables.sets_of.keys());
+        tables.touched.owners.extend(tables.rows.sources.iter().map(|(owner, _)| *owner));
+        tables.touched.backends.extend(tables.rows.backends.keys());
+        tables.touched.nodes.extend(tables.nodes.values());
+        tables.touched.ports.extend(tables.rows.ports.keys());
+    }
+
+    fn sweep_sets(&mut self, owner: OwnerId) {
+        let unused = |id: &SetId| !self.tables.refs.contains_key(id);
+        let sets: Vec<SetId> = self.tables.sets_of.get(&owner).into_iter().flatten().copied().filter(unused).collect();
+        for id in sets {
+            let row = self.tables.rows.sets[&id];
+            self.tables.touched.backends.extend(self.tables.rows.members(&row));
+            self.tables.forget_set(id);
+        }
+    }
+
+    fn sweep_backends(&mut self) {
+        let mut by_owner: BTreeMap<OwnerId, Vec<BackendId>> = BTreeMap::new();
+        for id in std::mem::take(&mut self.tables.touched.backends) {
+            if let Some(row) = self.tables.rows.backends.get(&id) {
+                by_owner.entry(row.owner).or_default().push(id);
+            }
+        }
+        for (owner, ids) in by_owner {
+            for (id, roles) in self.roles(owner, ids) {
+                if self.sweep_backend(id, roles).is_err() {
+                    self.tables.touched.backends.insert(id);
+                }
+            }
+        }
+    }
+
+    fn sweep_backend(&mut self, id: BackendId, roles: u8) -> Result<(), MapError> {
+        let row = self.tables.rows.backends[&id];
+        if roles == row.state.roles {
+            return Ok(());
+        }
+        let name = self.tables.port_name(row.owner);
+        self.write(Op::State(id, State { roles, ..row.state }))?;
+        if roles == 0 {
+            self.tables.touched.owners.insert(row.owner);
+            self.outcome.retired.extend(name.map(|name| (name, row.address, row.port)));
+        }
+        Ok(())
+    }
+
+    /// The roles of the sets that each backend is in.
+    fn roles(&self, owner: OwnerId, backends: Vec<BackendId>) -> Vec<(BackendId, u8)> {
+        let sets = self.tables.sets_of.get(&owner).into_iter().flatten();
+        let sets: Vec<&SetRow> = sets.filter_map(|id| self.tables.rows.sets.get(id)).collect();
+        if backends.len() <= FEW {
+            let holds = |row: &SetRow, id| self.tables.rows.members(row).contains(&id);
+            let roles = |id| sets.iter().filter(|row| holds(row, id)).fold(0, |roles, row| roles | row.role as u8);
+            return backends.into_iter().map(|id| (id, roles(id))).collect();
+        }
+        let mut roles: HashMap<BackendId, u8> = HashMap::new();
+        for row in sets {
+            for id in self.tables.rows.members(row) {
+                *roles.entry(*id).or_default() |= row.role as u8;
+            }
+        }
+        backends.into_iter().map(|id| (id, roles.get(&id).copied().unwrap_or(0))).collect()
+    }
+
+    fn sweep_owner(&mut self, owner: OwnerId, sources: &Sources<'_>) -> Result<(), MapError> {
+        let name = self.tables.port_name(owner);
+        if let Some(error) = name.as_ref().and_then(|name| self.outcome.failed.get(&name.service)) {
+            return Err(error.clone());
+        }
+        for net in self.stale_sources(owner, name.as_ref(), sources) {
+            self.write(Op::Source(owner, net, false))?;
+        }
+        let in_use = self.tables.backend_count.contains_key(&owner)
+            || self.tables.sets_of.get(&owner).is_some_and(|sets| !sets.is_empty());
+        let named = self.tables.rows.names.get(&owner).is_some_and(|row| row.kind == NameKind::ServicePort);
+        if named && !in_use { self.write(Op::Name(owner, None)) } else { Ok(()) }
+    }
+
+    /// A service that the delta does not mention keeps its ranges as long as a set needs them.
+    fn stale_sources(&self, owner: OwnerId, name: Option<&PortName>, sources: &Sources<'_>) -> Vec<IpNet> {
+        let sets = self.tables.sets_of.get(&owner).into_iter().flatten();
+        let restricted = sets.filter_map(|id| self.tables.rows.sets.get(id)).any(|set| set.header.restricted);
+        let wanted = |net: &IpNet| {
+            let Some(name) = name else { return false };
+            if sources.planned.contains(&name.service) { sources.wanted.contains(&(name, *net)) } else { restricted }
+        };
+        self.tables.rows.sources_of(owner).filter(|net| !wanted(net)).collect()
+    }
+
+    fn sweep_nodes(&mut self) {
+        for id in std::mem::take(&mut self.tables.touched.nodes) {
+            let unused = self.tables.rows.names.contains_key(&id) && !self.tables.node_refs.contains_key(&id);
+            if unused && self.write(Op::Name(id, None)).is_err() {
+                self.tables.touched.nodes.insert(id);
+            }
+        }
+    }
+
+    fn sweep_ports(&mut self) {
+        for (protocol, port) in std::mem::take(&mut self.tables.touched.ports) {
+            let used = |node_port| self.tables.port_refs.contains_key(&(protocol, port, node_port));
+            let bits = PortBits { frontend: used(false), node_port: used(true) };
+            let old = self.tables.rows.ports.get(&(protocol, port)).copied().unwrap_or_default();
+            if old != bits && self.write(Op::Port(protocol, port, bits)).is_err() {
+                self.tables.touched.ports.insert((protocol, port));
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What must hold of the tables between any two rounds, said as a check: tests ask it after every step.
+
+use super::{Released, Tables};
+use crate::range;
+use crate::row::*;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+type Check = Result<(), String>;
+
+fn ensure(holds: bool, message: impl FnOnce() -> String) -> Check {
+    if holds { Ok(()) } else { Err(message()) }
+}
+
+impl Tables {
+    /// The first thing that is not as it must be: an id that is both in use and free, or neither; a row that leads
+    /// nowhere; an index or a count that differs from the rows.
+    pub fn audit(&self, sizes: Sizes) -> Check {
+        self.audit_frontends()?;
+        self.audit_sets()?;
+        self.audit_backends()?;
+        self.audit_names()?;
+        self.audit_ids()?;
+        self.audit_slots(sizes)
+    }
+
+    fn audit_frontends(&self) -> Check {
+        let mut refs: HashMap<SetId, u32> = HashMap::new();
+        let mut port_refs: HashMap<(crate::Protocol, u16, bool), u32> = HashMap::new();
+        for (key, row) in &self.rows.frontends {
+            *refs.entry(row.set).or_default() += 1;
+            let exists = row.set == SET_CLOSED || self.rows.sets.contains_key(&row.set);
+            ensure(exists, || format!("{key:?} leads to set {}, which is not there", row.set))?;
+            ensure(self.is_let_through(key), || format!("the filter hides {key:?}"))?;
+            if let Some(protocol) = key.protocol {
+                *port_refs.entry((protocol, key.port, key.is_node_port_row())).or_default() += 1;
+            }
+        }
+        for set in self.rows.sets.values().filter(|set| set.header.next != SET_NONE) {
+            *refs.entry(set.header.next).or_default() += 1;
+        }
+        ensure(refs == self.refs, || format!("references of sets: {refs:?}, counted {:?}", self.refs))?;
+        ensure(port_refs == self.port_refs, || {
+            format!("references of ports: {port_refs:?}, counted {:?}", self.port_refs)
+        })
+    }
+
+    fn is_let_through(&self, key: &FrontendKey) -> bool {
+        let words = match key.address.family() {
+            crate::Family::V4 => &self.rows.ranges_v4,
+            crate::Family::V6 => &self.rows.ranges_v6,
+        };
+        match key.protocol {
+            None => words.iter().any(|word| range::contains(*word, key.address)),
+            Some(protocol) => self
+                .rows
+                .ports
+                .get(&(protocol, key.port))
+                .is_some_and(|bits| if key.is_node_port_row() { bits.node_port } else { bits.frontend }),
+        }
+    }
+
+    fn audit_sets(&self) -> Check {
+        let named: BTreeMap<SetId, _> = self.sets.iter().map(|(name, id)| (*id, name)).collect();
+        ensure(named.len() == self.rows.sets.len(), || {
+            format!("{} sets, {} names", self.rows.sets.len(), named.len())
+        })?;
+        for (id, set) in &self.rows.sets {
+            let name = self.name_of_set(set);
+            ensure(named.get(id).copied() == name.as_ref(), || {
+                format!("set {id} is {name:?}, known as {:?}", named.get(id))
+            })?;
+            let listed = self.sets_of.get(&set.owner).is_some_and(|all| all.contains(id));
+            ensure(listed, || format!("set {id} is not among those of owner {}", set.owner))?;
+            ensure(self.refs.contains_key(id), || format!("nothing leads to set {id} {name:?}"))?;
+            for member in self.rows.members(set) {
+                let fits = self.rows.backends.get(member).is_some_and(|b| {
+                    b.owner == set.owner
+                        && b.state.roles & set.role as u8 != 0
+                        && (set.role != Role::Node || b.node == set.node)
+                });
+                ensure(fits, || format!("backend {member} {:?} in set {id} {name:?}", self.rows.backends.get(member)))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn audit_backends(&self) -> Check {
+        let mut roles: HashMap<BackendId, u8> = HashMap::new();
+        for set in self.rows.sets.values() {
+            for member in self.rows.members(set) {
+                *roles.entry(*member).or_default() |= set.role as u8;
+            }
+        }
+        let mut counts: HashMap<OwnerId, u32> = HashMap::new();
+        for (id, row) in &self.rows.backends {
+            *counts.entry(row.owner).or_default() += 1;
+            let listed = self.backends.contains_key(&(row.owner, row.address, row.port));
+            ensure(listed, || format!("backend {id} {row:?} cannot be found by its address"))?;
+            let wanted = roles.get(id).copied().unwrap_or(0);
+            let known = self.touched.backends.contains(id);
+            ensure(known || row.state.roles == wanted, || {
+                format!("backend {id} {row:?} is in sets of roles {wanted}")
+            })?;
+        }
+        ensure(counts == self.backend_count, || {
+            format!("backends of owners: {counts:?}, counted {:?}", self.backend_count)
+        })?;
+        let stale = self.backends.iter().find(|(_, id)| !self.rows.backends.contains_key(id));
+        ensure(stale.is_none(), || format!("{stale:?} is no backend"))
+    }
+
+    fn audit_names(&self) -> Check {
+        let mut node_refs: HashMap<u32, u32> = HashMap::new();
+        let nodes = self.rows.backends.values().map(|b| b.node).chain(self.rows.sets.values().map(|s| s.node));
+        nodes.filter(|node| *node != 0).for_each(|node| *node_refs.entry(node).or_default() += 1);
+        ensure(node_refs == self.node_refs, || {
+            format!("references of nodes: {node_refs:?}, counted {:?}", self.node_refs)
+        })?;
+        let missing = node_refs.keys().find(|id| !self.rows.names.contains_key(id));
+        ensure(missing.is_none(), || format!("node {missing:?} has no name"))?;
+        let known = self.owners.len() + self.nodes.len();
+        ensure(known == self.rows.names.len(), || format!("{} names, {known} known", self.rows.names.len()))?;
+        let mut owners = self.sets_of.keys().chain(self.rows.sources.iter().map(|(owner, _)| owner));
+        let strange = owners.find(|id| !self.rows.names.contains_key(id));
+        ensure(strange.is_none(), || format!("owner {strange:?} has no name"))
+    }
+
+    fn audit_ids(&self) -> Check {
+        ensure(self.reserved.is_empty(), || format!("still reserved: {:?}", self.reserved))?;
+        let of = |pick: fn(&Released) -> Option<u32>| self.quarantine.iter().filter_map(pick).collect::<Vec<u32>>();
+        let kinds = [
+            ("name", 1, &self.owner_ids, self.rows.names.keys().copied().collect::<Vec<u32>>(), of(owner_id)),
+            ("set", SET_FIRST, &self.set_ids, self.rows.sets.keys().copied().collect(), of(set_id)),
+            ("backend", 1, &self.backend_ids, self.rows.backends.keys().copied().collect(), of(backend_id)),
+        ];
+        for (what, first, ids, used, quarantined) in kinds {
+            let mut all: Vec<u32> = used.iter().chain(&ids.free).chain(&quarantined).copied().collect();
+            all.sort_unstable();
+            let expected: Vec<u32> = (first..ids.next).collect();
+            ensure(all == expected, || {
+                format!(
+                    "{what} ids: used {used:?}, free {:?}, quarantined {quarantined:?}, next {}",
+                    ids.free, ids.next
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Every slot belongs to one set, to the quarantine, or is free.
+    fn audit_slots(&self, sizes: Sizes) -> Check {
+        let mut parts: BTreeSet<(u32, u32, &str)> = self.stretches.0.iter().map(|(b, l)| (*b, *l, "free")).collect();
+        let mut count = parts.len();
+        for (id, length) in &self.capacity {
+            let base = self.rows.sets.get(id).map(|set| set.span.base);
+            let Some(Base::Range(base)) = base else {
+                return Err(format!("set {id} has slots and stands at {base:?}"));
+            };
+            parts.insert((base, *length, "set"));
+            count += 1;
+        }
+        for released in &self.quarantine {
+            if let Released::Range(base, length) = released {
+                parts.insert((*base, *length, "quarantined"));
+                count += 1;
+            }
+        }
+        let mut at = 0;
+        for (base, length, _) in &parts {
+            ensure(*base == at, || format!("slots at {at}: {parts:?}"))?;
+            at += length;
+        }
+        ensure(at == sizes.slots && count == parts.len(), || format!("slots end at {at}: {parts:?}"))
+    }
+}
+
+fn owner_id(released: &Released) -> Option<u32> {
+    if let Released::Owner(id) = released { Some(*id) } else { None }
+}
+
+fn set_id(released: &Released) -> Option<u32> {
+    if let Released::Set(id) = released { Some(*id) } else { None }
+}
+
+fn backend_id(released: &Released) -> Option<u32> {
+    if let Released::Backend(id) = released { Some(*id) } else { None }
+}

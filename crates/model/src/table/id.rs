@@ -1,0 +1,71 @@
+//! Free lists: ids of rows, and stretches of the slot array.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+
+/// Ids of one kind.
+#[derive(Debug)]
+pub(super) struct Ids {
+    pub next: u32,
+    end: u32,
+    pub free: VecDeque<u32>,
+}
+
+impl Ids {
+    /// Everything below the highest used id that is not used is free.
+    pub fn restore(first: u32, end: u32, used: &HashSet<u32>) -> Ids {
+        let next = used.iter().max().map_or(first, |m| (m + 1).max(first));
+        Ids { next, end, free: (first..next).filter(|id| !used.contains(id)).collect() }
+    }
+
+    pub fn take(&mut self) -> Option<u32> {
+        if let Some(id) = self.free.pop_front() {
+            return Some(id);
+        }
+        let fresh = (self.next < self.end).then_some(self.next)?;
+        self.next += 1;
+        Some(fresh)
+    }
+}
+
+/// Free stretches of the slot array.
+#[derive(Debug)]
+pub(super) struct Stretches(pub BTreeMap<u32, u32>);
+
+impl Stretches {
+    pub fn take(&mut self, length: u32) -> Option<u32> {
+        let (base, have) = self.0.iter().find(|(_, have)| **have >= length).map(|(b, h)| (*b, *h))?;
+        self.0.remove(&base);
+        if have > length {
+            self.0.insert(base + length, have - length);
+        }
+        Some(base)
+    }
+
+    pub fn give(&mut self, base: u32, length: u32) {
+        let (mut base, mut length) = (base, length);
+        if let Some((before, have)) = self.0.range(..base).next_back().map(|(b, h)| (*b, *h))
+            && before + have == base
+        {
+            self.0.remove(&before);
+            (base, length) = (before, length + have);
+        }
+        if let Some(after) = self.0.remove(&(base + length)) {
+            length += after;
+        }
+        self.0.insert(base, length);
+    }
+
+    pub fn carve(&mut self, base: u32, length: u32) {
+        let Some((start, have)) = self.0.range(..=base).next_back().map(|(b, h)| (*b, *h)) else { return };
+        if start + have < base + length {
+            return;
+        }
+        self.0.remove(&start);
+        if start < base {
+            self.0.insert(start, base - start);
+        }
+        if base + length < start + have {
+            self.0.insert(base + length, start + have - base - length);
+        }
+    }
+}

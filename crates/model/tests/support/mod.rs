@@ -1,0 +1,3 @@
+pub mod answer;
+pub mod watched;
+pub mod world;

@@ -1,0 +1,313 @@
+//! Random clusters, small on purpose: few names, few addresses, few ports, so that collisions, conflicts, hand-overs and
+//! moves happen all the time. Facts only; a seed gives the same world every time.
+
+use beeline_model::fact::*;
+use beeline_model::name::LOCAL_CLUSTER;
+use beeline_model::resolve::Dial;
+use beeline_model::rules::*;
+use beeline_model::{Address, Family, Name, Protocol, ServiceName};
+use fastrand::Rng;
+use ipnet::IpNet;
+use std::collections::BTreeMap;
+
+pub const OWN_NODE: &str = "n1";
+/// n4 never has a Node object.
+const NODES: [&str; 4] = [OWN_NODE, "n2", "n3", "n4"];
+const ZONES: [&str; 2] = ["east", "west"];
+const SERVICES: [(&str, &str); 5] = [("a", "web"), ("a", "dns"), ("b", "web"), ("b", "api"), ("c", "db")];
+const SLICES: [&str; 7] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6"];
+const PORT_NAMES: [&str; 3] = ["", "http", "dns"];
+/// Service ports and nodePorts share two numbers.
+const PORTS: [u16; 4] = [80, 53, 30001, 30002];
+const NODE_PORTS: [u16; 4] = [0, 30001, 30002, 80];
+const TARGETS: [u16; 3] = [8080, 8081, 53];
+const PROTOCOLS: [Protocol; 4] = [Protocol::Tcp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+const CLUSTER_V4: [&str; 4] = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "10.97.0.4"];
+const CLUSTER_V6: [&str; 3] = ["fd00:96::1", "fd00:96::2", "fd00:97::3"];
+/// Among them a ClusterIP and another node's address.
+const BALANCER: [&str; 5] = ["192.0.2.1", "192.0.2.2", "10.96.0.2", "172.18.0.3", "fd00:2::1"];
+/// Among them a load-balancer address, a ClusterIP and our own address.
+const EXTERNAL: [&str; 6] = ["198.51.100.1", "192.0.2.1", "10.96.0.3", "172.18.0.2", "fd00:51::1", "fd00:2::1"];
+const PODS_V4: [&str; 8] =
+    ["10.244.1.5", "10.244.1.6", "10.244.2.5", "10.244.2.6", "10.244.3.5", "10.244.9.9", "172.18.0.2", "172.18.0.3"];
+const PODS_V6: [&str; 4] = ["fd00:244:1::5", "fd00:244:2::5", "fd00:244:3::5", "fd00:18::3"];
+const RANGES: [&str; 4] = ["10.244.1.0/24", "172.18.0.0/16", "10.0.0.0/8", "fd00:244::/32"];
+const SOURCES: [&str; 4] = ["10.244.1.9", "172.18.0.2", "198.18.0.1", "fd00:244::9"];
+
+pub fn address(text: &str) -> Address {
+    Address::from(text.parse::<std::net::IpAddr>().expect("an address"))
+}
+
+/// What is true now.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    pub services: BTreeMap<ServiceName, Service>,
+    pub slices: BTreeMap<SliceName, Slice>,
+    pub nodes: BTreeMap<Name, Node>,
+}
+
+impl Facts {
+    pub fn apply(&mut self, fact: &Fact) {
+        match fact.clone() {
+            Fact::Service(s) => drop(self.services.insert(s.name.clone(), s)),
+            Fact::ServiceGone(name) => drop(self.services.remove(&name)),
+            Fact::Slice(s) => drop(self.slices.insert(s.name.clone(), s)),
+            Fact::SliceGone(name) => drop(self.slices.remove(&name)),
+            Fact::Node(n) => drop(self.nodes.insert(n.name.clone(), n)),
+            Fact::NodeGone { name, .. } => drop(self.nodes.remove(&name)),
+        }
+    }
+
+    /// Everything, as a source would list it.
+    pub fn all(&self) -> Vec<Fact> {
+        let nodes = self.nodes.values().cloned().map(Fact::Node);
+        let services = self.services.values().cloned().map(Fact::Service);
+        let slices = self.slices.values().cloned().map(Fact::Slice);
+        nodes.chain(services).chain(slices).collect()
+    }
+}
+
+pub struct World {
+    pub rng: Rng,
+    pub facts: Facts,
+    pub rules: Rules,
+}
+
+impl World {
+    pub fn new(seed: u64) -> World {
+        let mut rng = Rng::with_seed(seed);
+        let rules = random_rules(&mut rng);
+        World { rng, facts: Facts::default(), rules }
+    }
+
+    /// One random change; the facts know it already.
+    pub fn change(&mut self) -> Fact {
+        let fact = match self.rng.u8(0..20) {
+            0..7 => Fact::Service(self.service()),
+            7 => Fact::ServiceGone(self.service_name()),
+            8..16 => Fact::Slice(self.slice()),
+            16 => Fact::SliceGone(self.slice_name()),
+            17..19 => Fact::Node(self.node()),
+            _ => Fact::NodeGone { cluster: LOCAL_CLUSTER.into(), name: self.pick(&NODES[..3]).into() },
+        };
+        self.facts.apply(&fact);
+        fact
+    }
+
+    fn pick<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.rng.usize(..all.len())]
+    }
+
+    fn one_in(&mut self, n: u8) -> bool {
+        self.rng.u8(..n) == 0
+    }
+
+    /// Up to `most` of them, perhaps the same twice.
+    fn some(&mut self, all: &[&str], most: usize) -> Vec<Address> {
+        (0..self.rng.usize(..=most)).map(|_| address(self.pick(all))).collect()
+    }
+
+    fn service_name(&mut self) -> ServiceName {
+        let (namespace, name) = self.pick(&SERVICES);
+        ServiceName::local(namespace, name)
+    }
+
+    fn slice_name(&mut self) -> SliceName {
+        SliceName { cluster: LOCAL_CLUSTER.into(), namespace: "a".into(), name: self.pick(&SLICES).into() }
+    }
+
+    fn policy(&mut self) -> Policy {
+        if self.rng.bool() { Policy::Cluster } else { Policy::Local }
+    }
+
+    fn service(&mut self) -> Service {
+        let mut cluster_ips = Vec::new();
+        if !self.one_in(6) {
+            cluster_ips.push(address(self.pick(&CLUSTER_V4)));
+        }
+        if self.one_in(2) {
+            cluster_ips.push(address(self.pick(&CLUSTER_V6)));
+        }
+        let with_balancer = self.one_in(2);
+        let source_ranges = if self.one_in(3) { self.ranges() } else { Vec::new() };
+        Service {
+            name: self.service_name(),
+            created: self.rng.i64(0..3),
+            cluster_ips: cluster_ips.into(),
+            load_balancer_ips: if with_balancer { self.some(&BALANCER, 3) } else { Vec::new() }.into(),
+            external_ips: if self.one_in(2) { self.some(&EXTERNAL, 3) } else { Vec::new() }.into(),
+            source_ranges: source_ranges.into(),
+            has_node_ports: with_balancer || self.one_in(2),
+            internal: self.policy(),
+            external: self.policy(),
+            affinity: self.one_in(4).then_some(10_800),
+            health_check_node_port: 0,
+            ports: self.service_ports().into(),
+        }
+    }
+
+    fn ranges(&mut self) -> Vec<IpNet> {
+        (0..self.rng.usize(1..3)).map(|_| self.pick(&RANGES).parse().expect("a range")).collect()
+    }
+
+    /// The API accepts no two ports of one name and protocol, of one number and protocol, or of one nodePort and
+    /// protocol in a Service.
+    fn service_ports(&mut self) -> Vec<ServicePort> {
+        let mut ports: Vec<ServicePort> = Vec::new();
+        for _ in 0..self.rng.usize(1..4) {
+            let (name, protocol) = (self.pick(&PORT_NAMES), self.pick(&PROTOCOLS));
+            let (port, node_port) = (self.pick(&PORTS), self.pick(&NODE_PORTS));
+            let clashes = |p: &ServicePort| {
+                let same_number = p.port == port || (node_port != 0 && p.node_port == node_port);
+                p.protocol == protocol && (same_number || &*p.name == name)
+            };
+            if !ports.iter().any(clashes) {
+                ports.push(ServicePort { name: name.into(), protocol, port, node_port });
+            }
+        }
+        ports
+    }
+
+    fn slice(&mut self) -> Slice {
+        let family = if self.one_in(3) { Family::V6 } else { Family::V4 };
+        let count = if self.one_in(8) { self.rng.usize(7..40) } else { self.rng.usize(0..4) };
+        Slice {
+            name: self.slice_name(),
+            service: self.service_name(),
+            family,
+            ports: self.slice_ports().into(),
+            endpoints: (0..count).map(|_| self.endpoint(family, count)).collect(),
+        }
+    }
+
+    fn slice_ports(&mut self) -> Vec<SlicePort> {
+        let port = |world: &mut World, name: &str| SlicePort {
+            name: name.into(),
+            protocol: world.pick(&PROTOCOLS),
+            port: world.pick(&TARGETS),
+        };
+        PORT_NAMES.iter().filter_map(|name| (!self.one_in(3)).then(|| port(self, name))).collect()
+    }
+
+    fn endpoint(&mut self, family: Family, count: usize) -> Endpoint {
+        let address = match family {
+            _ if count > 6 => self.crowd(family),
+            Family::V4 => address(self.pick(&PODS_V4)),
+            Family::V6 => address(self.pick(&PODS_V6)),
+        };
+        let (ready, serving, terminating) = match self.rng.u8(..8) {
+            0 => (false, false, false),
+            1 => (false, true, true),
+            2 => (false, false, true),
+            3 => (true, true, true),
+            4 => (false, true, false),
+            _ => (true, true, false),
+        };
+        Endpoint { address, ready, serving, terminating, node: self.node_of(address), hints: self.hints() }
+    }
+
+    /// Large sets: more than a set row holds by itself.
+    fn crowd(&mut self, family: Family) -> Address {
+        let last = self.rng.u8(1..40);
+        match family {
+            Family::V4 => Address::from(std::net::IpAddr::from([10, 244, 1 + last % 3, 100 + last])),
+            Family::V6 => address(&format!("fd00:244:{}::1:{last}", 1 + last % 3)),
+        }
+    }
+
+    /// A pod stands on one node; sometimes nobody says which, and sometimes it moves.
+    fn node_of(&mut self, address: Address) -> Option<Name> {
+        match self.rng.u8(..8) {
+            0 => None,
+            1 => Some(self.pick(&NODES).into()),
+            _ => Some(
+                NODES[usize::from(address.0[13].wrapping_add(address.0[5]).wrapping_add(address.0[14])) % 4].into(),
+            ),
+        }
+    }
+
+    fn hints(&mut self) -> Option<Box<Hints>> {
+        if self.one_in(4) {
+            return None;
+        }
+        let zones = if self.one_in(4) { vec![] } else { vec![self.pick(&ZONES).into()] };
+        let nodes = if self.one_in(2) { vec![] } else { vec![self.pick(&NODES).into()] };
+        Some(Box::new(Hints { zones: zones.into(), nodes: nodes.into() }))
+    }
+
+    fn node(&mut self) -> Node {
+        let at = self.rng.usize(..3);
+        let mut addresses = Vec::new();
+        if !self.one_in(8) {
+            addresses.push((AddressType::Internal, address(&format!("172.18.0.{}", at + 2))));
+        }
+        if self.one_in(2) {
+            addresses.push((AddressType::Internal, address(&format!("fd00:18::{}", at + 2))));
+        }
+        if self.one_in(2) {
+            addresses.push((AddressType::External, address(&format!("203.0.113.{}", at + 2))));
+        }
+        // Nodes behind one NAT show one address; ours is ours all the same.
+        if at == 1 && self.one_in(4) {
+            addresses.push((AddressType::External, address("172.18.0.2")));
+        }
+        self.rng.shuffle(&mut addresses);
+        let zone = (!self.one_in(3)).then(|| self.pick(&ZONES).into());
+        Node { cluster: LOCAL_CLUSTER.into(), name: NODES[at].into(), addresses, zone, eligible: true }
+    }
+}
+
+fn random_rules(rng: &mut Rng) -> Rules {
+    let mut rules = Rules::for_node(OWN_NODE);
+    let range = |text: &str| NodePortAddress::Range(text.parse().expect("a range"));
+    rules.local_policy = if rng.u8(..4) == 0 { LocalPolicy::Strict } else { LocalPolicy::Kubernetes };
+    rules.empty_local = if rng.u8(..4) == 0 { EmptyLocal::Drop } else { EmptyLocal::Refuse };
+    rules.external_ips = match rng.u8(..8) {
+        0 => ExternalIps::Off,
+        1 => ExternalIps::Within(vec!["198.51.100.0/24".parse().expect("a range")]),
+        _ => ExternalIps::On,
+    };
+    rules.node_port_addresses = match rng.u8(..8) {
+        0 => vec![NodePortAddress::All],
+        1 => vec![NodePortAddress::Localhost],
+        2 => vec![NodePortAddress::Primary, NodePortAddress::Localhost],
+        3 => vec![range("203.0.113.0/24")],
+        4 => vec![range("127.0.0.0/8"), range("fd00:18::/64")],
+        _ => vec![NodePortAddress::Primary],
+    };
+    rules.own_addresses = match rng.u8(..3) {
+        0 => vec![],
+        1 => vec![address("172.18.0.2")],
+        _ => vec![address("172.18.0.2"), address("fd00:18::2"), address("10.244.1.1")],
+    };
+    rules
+}
+
+/// Everything worth dialling in any of these worlds.
+pub fn dials() -> Vec<Dial> {
+    let nodes = ["172.18.0.2", "172.18.0.3", "172.18.0.4", "203.0.113.2", "203.0.113.3", "fd00:18::2", "fd00:18::3"];
+    let special = ["127.0.0.1", "127.0.0.9", "::1", "0.0.0.0", "::", "10.244.1.5", "10.96.0.200", "8.8.8.8"];
+    let mut addresses: Vec<&str> = Vec::new();
+    for group in [&CLUSTER_V4[..], &CLUSTER_V6, &BALANCER, &EXTERNAL, &nodes, &special] {
+        addresses.extend(group);
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    let mut dials = Vec::new();
+    for at in addresses {
+        for port in [80, 53, 30001, 30002, 9] {
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                dials.push(Dial { host: port != 53, ..Dial::to(address(at), port, protocol) });
+            }
+        }
+        dials.push(Dial::to(address(at), 30001, Protocol::Tcp));
+        dials.push(Dial::to(address(at), 80, Protocol::Sctp));
+        for source in SOURCES {
+            let source = Some(address(source));
+            dials.push(Dial { source, ..Dial::to(address(at), 80, Protocol::Tcp) });
+            dials.push(Dial { source, ..Dial::to(address(at), 30001, Protocol::Udp) });
+        }
+    }
+    dials
+}
