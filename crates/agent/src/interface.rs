@@ -2,26 +2,40 @@
 //! default route first, as that is what a folder without a Node object calls the node's address.
 
 use beeline_model::Address;
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
 use std::net::IpAddr;
 
 pub fn own_addresses() -> Vec<Address> {
-    let Ok(output) = std::process::Command::new("ip").args(["-j", "address", "show", "up"]).output() else {
-        return Vec::new();
-    };
     let first = default_interface();
-    let mut links: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    links.sort_by_key(|link| link["ifname"].as_str().map(str::to_owned) != first);
-    links.iter().flat_map(addresses_of).collect()
+    let mut found: Vec<(bool, Address)> = getifaddrs()
+        .into_iter()
+        .flatten()
+        .filter(|i| i.flags.contains(InterfaceFlags::IFF_UP))
+        .filter_map(|i| Some((Some(&i.interface_name) != first.as_ref(), address_of(&i.address?)?)))
+        .filter(|(_, a)| !a.is_loopback() && !a.is_link_local())
+        .collect();
+    // Stable: interfaces keep the kernel's order.
+    found.sort_by_key(|(other, _)| *other);
+    found.into_iter().map(|(_, address)| address).collect()
 }
 
-fn addresses_of(link: &serde_json::Value) -> Vec<Address> {
-    let all = link["addr_info"].as_array().into_iter().flatten();
-    let ips = all.filter_map(|a| a["local"].as_str()?.parse::<IpAddr>().ok());
-    ips.map(Address::from).filter(|a| !a.is_loopback() && !a.is_link_local()).collect()
+fn address_of(storage: &nix::sys::socket::SockaddrStorage) -> Option<Address> {
+    let v4 = storage.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+    let v6 = || storage.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip()));
+    v4.or_else(v6).map(Address::from)
 }
 
+/// The interface of the first IPv4 default route, else of the first IPv6 one.
 fn default_interface() -> Option<String> {
-    let output = std::process::Command::new("ip").args(["-j", "route", "show", "default"]).output().ok()?;
-    let routes: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).ok()?;
-    routes.first()?["dev"].as_str().map(str::to_owned)
+    let v4 = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
+    let mut rows = v4.lines().skip(1).map(|l| l.split_whitespace().collect::<Vec<_>>());
+    let of_v4 = rows.find(|r| r.get(1) == Some(&"00000000") && r.get(7) == Some(&"00000000"));
+    if let Some(row) = of_v4 {
+        return row.first().map(|name| (*name).to_owned());
+    }
+    let v6 = std::fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default();
+    let mut rows = v6.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
+    let is_default = |r: &Vec<&str>| r.get(1) == Some(&"00") && r.last() != Some(&"lo");
+    rows.find(is_default)?.last().map(|name| (*name).to_owned())
 }

@@ -6,7 +6,6 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
 
@@ -58,9 +57,8 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: i64) {
 }
 
 fn register_kube_proxy(registry: &mut Registry, state: &State) {
-    let duration = Histogram::new(exponential_buckets(0.0001, 2.0, 20));
-    state.sync_seconds.iter().for_each(|s| duration.observe(*s));
-    registry.register("kubeproxy_sync_proxy_rules_duration_seconds", "Time from a change to the kernel", duration);
+    let help = "Time from a change to the kernel";
+    registry.register("kubeproxy_sync_proxy_rules_duration_seconds", help, state.sync_duration.clone());
     let no_local: Family<TrafficPolicy, Gauge> = Family::default();
     let (internal, external) = no_local_services(state);
     for (policy, count) in [("internal", internal), ("external", external)] {
@@ -73,7 +71,6 @@ fn register_kube_proxy(registry: &mut Registry, state: &State) {
 /// Services whose Local policy leaves them without an endpoint here, though others exist.
 fn no_local_services(state: &State) -> (i64, i64) {
     use beeline_model::fact::Policy;
-    let rows = state.tables.rows();
     let empty = |name: &beeline_model::ServiceName| {
         let around = state.planner.surroundings();
         let service = state.planner.service(name)?;
@@ -86,7 +83,6 @@ fn no_local_services(state: &State) -> (i64, i64) {
         }
         Some(none)
     };
-    let _ = rows;
     let with = |local: fn(&beeline_model::fact::Service) -> bool| {
         state.planner.services().filter(|s| local(s)).filter(|s| empty(&s.name) == Some(true)).count() as i64
     };

@@ -15,11 +15,15 @@ use beeline_model::planner::{Delta, Planner};
 use beeline_model::row::FrontendKey;
 use beeline_model::table::Tables;
 use beeline_model::{Family, Protocol, ServiceName};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
 /// A service whose write failed is tried again after this long, doubled each time up to the second.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// Looks for stale sockets that could not all be destroyed.
+const REAP_TRIES: u32 = 20;
 
 pub struct State {
     pub settings: Settings,
@@ -38,11 +42,11 @@ pub struct State {
     pub destroyed: u64,
     /// Backends of UDP services went since the last look at the sockets.
     stale_udp: bool,
+    reap_tries: u32,
     /// Rows that should be gone and are not yet.
     leftover: bool,
     pub self_test: String,
-    pub syncs: u64,
-    pub sync_seconds: Vec<f64>,
+    pub sync_duration: Histogram,
 }
 
 impl State {
@@ -87,10 +91,10 @@ impl State {
             last_change: None,
             destroyed: 0,
             stale_udp: true,
+            reap_tries: 0,
             leftover: false,
             self_test: "not run".into(),
-            syncs: 0,
-            sync_seconds: Vec::new(),
+            sync_duration: Histogram::new(exponential_buckets(0.0001, 2.0, 20)),
         })
     }
 
@@ -139,8 +143,7 @@ impl State {
         self.note_outcome(&delta, &outcome);
         self.leftover = outcome.leftover > 0;
         let took = started.elapsed();
-        self.syncs += 1;
-        self.sync_seconds.push(took.as_secs_f64());
+        self.sync_duration.observe(took.as_secs_f64());
         if outcome.ops > 0 {
             self.last_change = Some(LastChange {
                 at: crate::health::timestamp(SystemTime::now()),
@@ -225,14 +228,24 @@ impl State {
         let Some(reaper) = self.reaper.as_ref().filter(|_| self.stale_udp && self.source.synced) else { return };
         let found = reaper.survey().and_then(|all| {
             let victims: Vec<Connected> = all.into_iter().filter(|c| self.is_stale(c)).collect();
-            if victims.is_empty() { Ok(0) } else { reaper.destroy(&victims) }
+            let destroyed = if victims.is_empty() { 0 } else { reaper.destroy(&victims)? };
+            Ok((victims.len(), destroyed))
         });
         match found {
-            Ok(count) => {
-                self.destroyed += count as u64;
-                self.stale_udp = false;
+            Ok((victims, destroyed)) => {
+                self.destroyed += destroyed as u64;
+                // One that was not met may have been closed meanwhile, or stand where we cannot go: look again, not forever.
+                self.reap_tries = if destroyed < victims { self.reap_tries + 1 } else { 0 };
+                self.stale_udp = (1..REAP_TRIES).contains(&self.reap_tries);
             }
-            Err(error) => tracing::warn!("stale UDP sockets: {error}; it is tried again"),
+            Err(error) => {
+                self.reap_tries += 1;
+                self.stale_udp = self.reap_tries < REAP_TRIES;
+                tracing::warn!("stale UDP sockets: {error}");
+            }
+        }
+        if !self.stale_udp {
+            self.reap_tries = 0;
         }
     }
 
