@@ -16,7 +16,7 @@ struct Claimant {
     /// Of its body: the facts themselves are not kept.
     fingerprint: u64,
     selectorless: bool,
-    /// Of a slice: whose.
+    /// Of slices and Endpoints: whose they are.
     owner: Option<ServiceName>,
 }
 

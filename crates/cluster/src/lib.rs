@@ -2,6 +2,7 @@
 //! Nothing of Kubernetes' own types goes further than this crate.
 #![forbid(unsafe_code)]
 
+mod check;
 mod convert;
 mod default;
 mod document;
@@ -17,6 +18,7 @@ mod snapshot;
 mod tree;
 mod watch;
 
+pub use check::check;
 pub use convert::{Claim, Convert, Converted, Unserved};
 pub use files::FolderError;
 pub use folder::{Batch, Folder, parse};

@@ -95,11 +95,12 @@ impl Body {
         matches!(self, Body::Service { selectorless: true, .. })
     }
 
-    /// Whose slice it is.
+    /// Whose endpoints these are.
     pub(crate) fn owner(&self) -> Option<&ServiceName> {
         match self {
-            Body::Slice(Some(slice)) => Some(&slice.service),
-            _ => None,
+            Body::Slice(slice) => slice.as_ref().map(|slice| &slice.service),
+            Body::Endpoints(slices) => slices.first().map(|slice| &slice.service),
+            Body::Service { .. } | Body::Node(_) => None,
         }
     }
 }

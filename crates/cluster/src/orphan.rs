@@ -1,4 +1,4 @@
-//! Slices whose Service is nowhere in the folder. They do no harm and serve nobody; the user wants to know.
+//! Slices and Endpoints whose Service is nowhere in the folder. They do no harm and serve nobody; the user wants to know.
 
 use crate::object::Identity;
 use beeline_model::ServiceName;
@@ -9,19 +9,19 @@ use std::collections::BTreeSet;
 pub(crate) struct Orphans(BTreeSet<(ServiceName, Identity)>);
 
 impl Orphans {
-    pub(crate) fn join(&mut self, slice: &Identity, owner: &ServiceName) {
-        self.0.insert((owner.clone(), slice.clone()));
+    pub(crate) fn join(&mut self, orphan: &Identity, owner: &ServiceName) {
+        self.0.insert((owner.clone(), orphan.clone()));
     }
 
-    pub(crate) fn leave(&mut self, slice: &Identity, owner: Option<&ServiceName>) {
+    pub(crate) fn leave(&mut self, orphan: &Identity, owner: Option<&ServiceName>) {
         if let Some(owner) = owner {
-            self.0.remove(&(owner.clone(), slice.clone()));
+            self.0.remove(&(owner.clone(), orphan.clone()));
         }
     }
 
     /// Their Service is there.
     pub(crate) fn adopt(&mut self, service: &ServiceName) {
-        // Services sort before slices, so this is where the service's slices begin.
+        // Services sort before all that can be orphaned, so this is where those of the service begin.
         let start = (service.clone(), Identity::Service(service.clone()));
         while let Some(orphan) = self.0.range(&start..).next().filter(|(owner, _)| owner == service).cloned() {
             self.0.remove(&orphan);
@@ -29,8 +29,8 @@ impl Orphans {
     }
 
     pub(crate) fn refusals(&self) -> impl Iterator<Item = Refusal> {
-        self.0.iter().map(|(owner, slice)| Refusal {
-            subject: slice.to_string(),
+        self.0.iter().map(|(owner, orphan)| Refusal {
+            subject: orphan.to_string(),
             reason: "noService",
             message: format!("there is no Service {}/{} in the folder", owner.namespace(), owner.name()),
         })

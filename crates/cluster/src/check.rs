@@ -1,0 +1,57 @@
+//! What must hold of every input, however broken. Run over random bytes by the fuzzer and over its corpus by the tests.
+
+use crate::{Claim, Convert, Format, Snapshot, diff, parse};
+use beeline_model::Name;
+use beeline_model::fact::{Fact, Service, Slice};
+use std::collections::HashSet;
+
+/// Panics where something does not hold.
+#[doc(hidden)]
+pub fn check(input: &[u8]) {
+    for format in [Format::Yaml, Format::Json] {
+        let mut convert = Convert::new("local", Claim::default());
+        let snapshot = parse(input, format, &mut convert);
+        assert_eq!(snapshot, parse(input, format, &mut convert), "what was read before changes nothing");
+        let mut told = Snapshot { refusals: snapshot.refusals.clone(), ..Snapshot::default() };
+        diff(&Snapshot::default(), &snapshot).into_iter().for_each(|fact| told.apply(fact));
+        assert_eq!(snapshot, told, "the differences add up");
+        snapshot.into_facts().iter().for_each(check_fact);
+    }
+}
+
+fn check_fact(fact: &Fact) {
+    match fact {
+        Fact::Service(service) => check_service(service),
+        Fact::Slice(slice) => check_slice(slice),
+        Fact::Node(node) => assert!(!node.name.is_empty()),
+        Fact::ServiceGone(_) | Fact::SliceGone(_) | Fact::NodeGone { .. } => panic!("{fact:?} of a fresh read"),
+    }
+}
+
+fn check_service(service: &Service) {
+    let families: HashSet<_> = service.cluster_ips.iter().map(|ip| ip.family()).collect();
+    assert!(!families.is_empty() && families.len() == service.cluster_ips.len(), "one ClusterIP a family: {service:?}");
+    let addresses = [&service.cluster_ips, &service.load_balancer_ips, &service.external_ips];
+    for address in addresses.into_iter().flatten() {
+        assert!(!address.is_any() && !address.is_loopback(), "{service:?}");
+    }
+    assert!(service.affinity.is_none_or(|seconds| (1..=86_400).contains(&seconds)), "{service:?}");
+    assert!(service.source_ranges.iter().all(|range| range.prefix_len() > 0 && *range == range.trunc()), "{service:?}");
+    check_names(service.ports.iter().map(|port| (&port.name, port.port)));
+    assert!(service.has_node_ports || service.ports.iter().all(|port| port.node_port == 0), "{service:?}");
+}
+
+fn check_slice(slice: &Slice) {
+    assert_eq!(*slice.name.namespace, *slice.service.namespace());
+    assert!(slice.endpoints.iter().all(|endpoint| endpoint.address.family() == slice.family), "{slice:?}");
+    assert!(slice.endpoints.iter().all(|endpoint| !endpoint.address.is_loopback()), "{slice:?}");
+    check_names(slice.ports.iter().map(|port| (&port.name, port.port)));
+}
+
+/// Names are keys downstream, and part of texts in which `/` separates.
+fn check_names<'a>(ports: impl Iterator<Item = (&'a Name, u16)>) {
+    let mut seen = HashSet::new();
+    for (name, port) in ports {
+        assert!(port > 0 && !name.contains('/') && seen.insert(name), "{name}:{port}");
+    }
+}

@@ -1,0 +1,20 @@
+//! The fuzzer's corpus, and the example manifests, through the function that the fuzzer runs.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn replay(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).unwrap_or_else(|bad| panic!("{}: {bad}", folder.display()));
+    let inputs: Vec<Vec<u8>> = entries.map(|entry| fs::read(entry.unwrap().path()).unwrap()).collect();
+    inputs.iter().for_each(|input| beeline_cluster::check(input));
+    inputs.len()
+}
+
+#[test]
+fn the_corpus_holds() {
+    let corpus = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/convert"));
+    assert!(replay(&corpus) >= 20);
+    assert!(replay(&support::data()) >= 5);
+}

@@ -1,0 +1,142 @@
+//! A thousand good folders with one thing broken in each: never a panic, never an object lost that stood elsewhere, and
+//! always a reason for what is missing.
+
+mod support;
+
+use beeline_cluster::{Claim, Convert, Folder, Format, Snapshot, parse};
+use std::fs;
+use support::data;
+
+const FILES: [&str; 5] = ["dump.yaml", "legacy.yaml", "resolver.yml", "shop.yaml", "worker.json"];
+
+/// The parts of a file that stand or fall together.
+fn units(name: &str, text: &str) -> Vec<String> {
+    match name.ends_with(".json") {
+        // After a broken value nobody knows where the next one begins.
+        true => vec![text.to_owned()],
+        false => text.split_inclusive("\n---\n").map(ToOwned::to_owned).collect(),
+    }
+}
+
+fn mutate(random: &mut fastrand::Rng, unit: &str) -> Vec<u8> {
+    // The separator belongs to the file, not to the document.
+    let (body, end) = unit.strip_suffix("\n---\n").map_or((unit, ""), |body| (body, "\n---\n"));
+    let mut bytes = body.as_bytes().to_vec();
+    let mut lines: Vec<&str> = body.lines().collect();
+    let joined = |lines: &[&str]| lines.join("\n").into_bytes();
+    let mutated = match random.u8(0..8) {
+        0 => {
+            let at = random.usize(0..bytes.len());
+            bytes[at] ^= 1 << random.u8(0..8);
+            bytes
+        }
+        1 => {
+            let at = random.usize(0..bytes.len());
+            bytes[at] = random.u8(..);
+            bytes
+        }
+        2 => {
+            lines.remove(random.usize(0..lines.len()));
+            joined(&lines)
+        }
+        3 => {
+            let (a, b) = (random.usize(0..lines.len()), random.usize(0..lines.len()));
+            lines.swap(a, b);
+            joined(&lines)
+        }
+        4 => {
+            let line = lines[random.usize(0..lines.len())];
+            lines.insert(random.usize(0..=lines.len()), line);
+            joined(&lines)
+        }
+        5 => {
+            bytes.truncate(random.usize(0..bytes.len()));
+            bytes
+        }
+        6 => {
+            let at = random.usize(0..=bytes.len());
+            let junk = ["\t", "'", "\"", "[", "}", ": ", "- ", "&a ", "*a", "!x ", "|", "\u{0}", "null", "-1", "70000"];
+            bytes.splice(at..at, random.choice(junk).unwrap().bytes());
+            bytes
+        }
+        _ => {
+            let at = random.usize(0..bytes.len());
+            let end = (at + random.usize(1..20)).min(bytes.len());
+            bytes.drain(at..end);
+            bytes
+        }
+    };
+    // A line feed would end the document and begin another: that is no longer one thing broken.
+    let cut = |line: &[u8]| line.starts_with(b"---") || line.starts_with(b"...");
+    if mutated.split(|byte| *byte == b'\n').filter(|line| cut(line)).count()
+        > body.lines().filter(|l| cut(l.as_bytes())).count()
+    {
+        return unit.as_bytes().to_vec();
+    }
+    [&mutated, end.as_bytes()].concat()
+}
+
+fn keys(snapshot: &Snapshot) -> Vec<String> {
+    let services = snapshot.services.keys().map(|name| format!("Service {name}"));
+    let slices = snapshot.slices.keys().map(|name| format!("Slice {}/{}", name.namespace, name.name));
+    services.chain(slices).chain(snapshot.nodes.keys().map(|(_, name)| format!("Node {name}"))).collect()
+}
+
+fn objects(name: &str, bytes: &[u8]) -> Snapshot {
+    let format = if name.ends_with(".json") { Format::Json } else { Format::Yaml };
+    parse(bytes, format, &mut Convert::new("local", Claim::default()))
+}
+
+#[test]
+fn a_thousand_mutations() {
+    let mut random = fastrand::Rng::with_seed(20_261_116);
+    let folder = tempfile::tempdir().unwrap();
+    let good = Folder::new(data(), "local", Claim::default()).load().unwrap();
+    let (mut harmless, mut refused, mut other) = (0, 0, 0);
+    for round in 0..1000 {
+        let name = random.choice(FILES).unwrap();
+        let text = fs::read_to_string(data().join(name)).unwrap();
+        let units = units(name, &text);
+        let broken = random.usize(0..units.len());
+        let mutated = mutate(&mut random, &units[broken]);
+        let whole: Vec<u8> = units
+            .iter()
+            .enumerate()
+            .flat_map(|(i, unit)| if i == broken { &mutated } else { unit.as_bytes() }.to_vec())
+            .collect();
+        for file in FILES {
+            let bytes = if file == name { whole.clone() } else { fs::read(data().join(file)).unwrap() };
+            fs::write(folder.path().join(file), bytes).unwrap();
+        }
+        let snapshot = Folder::new(folder.path(), "local", Claim::default()).load().unwrap();
+        let shown = || format!("round {round}, {name} unit {broken}:\n{}", String::from_utf8_lossy(&mutated));
+        let own = keys(&objects(name, units[broken].as_bytes()));
+        let now = keys(&snapshot);
+        // A Service may take its mirrored Endpoints with it: they are nothing without it.
+        let lost: Vec<String> = keys(&good).into_iter().filter(|key| !now.contains(key)).collect();
+        let elsewhere: Vec<&String> =
+            lost.iter().filter(|key| !own.contains(key) && !key.contains("warehouse")).collect();
+        assert!(elsewhere.is_empty(), "{elsewhere:?} lost by {}", shown());
+        match (lost.is_empty(), snapshot.refusals.is_empty()) {
+            (true, true) => harmless += 1,
+            (_, false) => refused += 1,
+            // Silently gone is right only where the file now means something else: another name, another kind that
+            // is not ours to serve, or nothing at all.
+            (false, true) => {
+                let renamed = now.iter().any(|key| !keys(&good).contains(key));
+                let silenced = means_nothing(&mutated);
+                assert!(renamed || silenced, "{lost:?} lost without a reason by {}", shown());
+                other += 1;
+            }
+        }
+    }
+    println!("{harmless} harmless, {refused} refused with a reason, {other} mean something else");
+    assert!(refused > 400);
+}
+
+/// The document says that there is nothing to serve.
+fn means_nothing(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let content = text.lines().any(|line| !line.trim().is_empty() && !line.trim_start().starts_with(['#', '-']));
+    !content || text.contains("kind: Endpoints") && !text.contains("subsets")
+}
