@@ -41,7 +41,7 @@ test: ## all tests, on the real kernel
 	@scripts/cargo-test.sh
 
 test-all: ## test, check, release build, older and newer kernels, fuzzing, bench: the long way round
-	$(MAKE) test
+	BEELINE_LONG=1 $(MAKE) test
 	$(MAKE) check
 	$(MAKE) release
 	$(MAKE) test-kernels
