@@ -78,10 +78,13 @@ static __always_inline void place_source(struct bpf_sock *sk, int family, const 
     d->source_known = !is_zero(&d->source);
 }
 
-/* True: this process asked to be left alone, itself or by a cgroup above it. May set the view. */
-static __always_inline bool opted_out(const struct control *c, struct dial *d)
+/*
+ * The view that the cgroups above this process choose in the low half, their flags in the high one. A global function, as
+ * decide() is, so that the verifier walks its 24 rounds once.
+ */
+__attribute__((noinline)) __u64 rule_above(__u64 levels)
 {
-    __u64 levels = READ_ONCE(c->cgroup_levels);
+    __u64 found = 0;
 
     for (int level = 0; level < 24 && levels >> level; level++) {
         struct cgroup_rule *rule;
@@ -91,15 +94,25 @@ static __always_inline bool opted_out(const struct control *c, struct dial *d)
             continue;
         id = bpf_get_current_ancestor_cgroup_id(level);
         rule = id ? bpf_map_lookup_elem(&cgroup, &id) : NULL;
-        if (!rule)
-            continue;
-        if (rule->flags & CGROUP_UNTOUCHED) {
-            count_stat(STAT_OPTED_OUT);
-            return true;
-        }
-        d->view = rule->view;
+        if (rule)
+            found = pair(rule->view, rule->flags | (found >> 32));
     }
-    return false;
+    return found;
+}
+
+/* True: this process asked to be left alone, itself or by a cgroup above it. May set the view. */
+static __always_inline bool opted_out(const struct control *c, struct dial *d)
+{
+    __u64 levels = READ_ONCE(c->cgroup_levels), rule;
+
+    if (!levels)
+        return false;
+    rule = rule_above(levels);
+    d->view = (__u32)rule;
+    if (!(rule >> 32 & CGROUP_UNTOUCHED))
+        return false;
+    count_stat(STAT_OPTED_OUT);
+    return true;
 }
 
 static __always_inline bool is_orphaned(const struct control *c)
@@ -192,14 +205,26 @@ static __always_inline void prefer_recorded(struct bpf_sock_addr *ctx, struct di
 }
 
 /*
- * A plain send() on a connected AF_INET6 socket with a mapped peer runs the v4 send hook with the pod's address, which
- * may be a frontend itself (a hostNetwork pod): it is no new dial.
+ * A plain send() on a connected AF_INET6 socket with a mapped peer runs the v4 send hook with the kernel's peer, which
+ * may be a frontend itself (a hostNetwork pod, or a service address that connect left alone): it is no new dial.
  */
-static __always_inline bool is_connected_peer(struct bpf_sock_addr *ctx, const struct dial *d)
+static __always_inline bool is_connected_peer(struct bpf_sock_addr *ctx, int family,
+                                              const struct dial *d)
 {
-    struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
+    struct bpf_sock *sk = ctx->sk;
+    struct address peer;
 
-    return r && ctx->sk->state == SK_ESTABLISHED && is_chosen(&r->peer[0], &d->address, d->port);
+    if (sk->state != SK_ESTABLISHED || sk->dst_port != d->port)
+        return false;
+    if (family == 4) {
+        peer = mapped(sk->dst_ip4);
+    } else {
+        peer.word[0] = sk->dst_ip6[0];
+        peer.word[1] = sk->dst_ip6[1];
+        peer.word[2] = sk->dst_ip6[2];
+        peer.word[3] = sk->dst_ip6[3];
+    }
+    return same_address(&peer, &d->address);
 }
 
 static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct dial *d)
@@ -215,7 +240,7 @@ static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct
     d->port = ctx->user_port;
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
-    if (opted_out(c, d) || !find(d, &hit) || is_connected_peer(ctx, d) ||
+    if (opted_out(c, d) || !find(d, &hit) || is_connected_peer(ctx, family, d) ||
         !gather(ctx, family, c, d))
         return PASS;
     prefer_recorded(ctx, d);
