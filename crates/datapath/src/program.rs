@@ -171,7 +171,8 @@ impl Program {
         let program = self.object.progs_mut().find(|p| p.name() == hook);
         let program = program.ok_or_else(|| Error::Said(format!("there is no program {hook}")))?;
         let id = cgroup::id(&self.config.cgroup)?;
-        let pinned = Link::open(&path).ok().filter(|link| attached_to(link) == Some(id));
+        // Looked for first: libbpf complains aloud of what is not there.
+        let pinned = path.exists().then(|| Link::open(&path).ok()).flatten().filter(|link| attached_to(link) == Some(id));
         if let Some(mut link) = pinned {
             link.update_prog(&program).context(|| format!("cannot put a new program at {hook}"))?;
             return Ok(link);
