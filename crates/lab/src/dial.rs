@@ -12,6 +12,7 @@ use crate::{
 };
 
 const ASK: &[u8] = b"who\n";
+const ASK_HTTP: &[u8] = b"GET / HTTP/1.1\r\nHost: demo\r\n\r\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -68,13 +69,19 @@ impl Kind {
 pub struct Dial {
     pub kind: Kind,
     pub to: SocketAddr,
+    ask: &'static [u8],
     bind: Option<SocketAddr>,
     settings: Vec<Setting>,
 }
 
 impl Dial {
     pub fn new(kind: Kind, to: SocketAddr) -> Self {
-        Dial { kind, to, bind: None, settings: Vec::new() }
+        Dial { kind, to, ask: ASK, bind: None, settings: Vec::new() }
+    }
+
+    /// Asks by an HTTP request.
+    pub fn http(self) -> Self {
+        Dial { ask: ASK_HTTP, ..self }
     }
 
     /// IPv4 through an AF_INET6 socket.
@@ -154,17 +161,22 @@ impl Client {
         outcome.peer = socket.peer().ok();
         let (from, bytes) = socket.receive_by(dial.kind.by())?;
         outcome.from = from;
-        outcome.answer = String::from_utf8_lossy(&bytes).parse().ok();
+        outcome.answer = body(&String::from_utf8_lossy(&bytes)).parse().ok();
         Ok(())
     }
+}
+
+/// Of an HTTP response; any other answer is all body.
+fn body(answer: &str) -> &str {
+    answer.split_once("\r\n\r\n").map_or(answer, |(_, body)| body)
 }
 
 /// Up to and including the request.
 fn reach(socket: &Socket<'_>, dial: &Dial) -> Result<u64, CallError> {
     let (to, by) = (dial.to, dial.kind.by());
     match dial.kind {
-        Kind::FastOpenSend => return socket.fast_open(to, ASK),
-        Kind::UdpSendTo | Kind::UdpSendMsg | Kind::UdpUring => return socket.send_by(Some(to), ASK, by),
+        Kind::FastOpenSend => return socket.fast_open(to, dial.ask),
+        Kind::UdpSendTo | Kind::UdpSendMsg | Kind::UdpUring => return socket.send_by(Some(to), dial.ask, by),
         Kind::FastOpenConnect => socket.set(Setting::FastOpenConnect)?,
         _ => {}
     }
@@ -177,7 +189,7 @@ fn reach(socket: &Socket<'_>, dial: &Dial) -> Result<u64, CallError> {
     }
     match dial.kind {
         Kind::Ping | Kind::Raw => socket.send(echo(to))?,
-        _ => socket.send_by(None, ASK, by)?,
+        _ => socket.send_by(None, dial.ask, by)?,
     };
     Ok(nanos)
 }

@@ -17,12 +17,15 @@
 
 #![deny(unsafe_code)]
 
+mod agent;
+mod backend;
 mod cgroup;
 pub mod child;
 mod client;
 mod dial;
 mod errno;
 mod identity;
+pub mod interrupt;
 mod lab;
 mod netns;
 pub mod op;
@@ -33,9 +36,12 @@ mod socket;
 mod spawn;
 mod storm;
 mod sys;
+mod trial;
 mod watch;
 mod wire;
 
+pub use agent::Agent;
+pub use backend::Backend;
 pub use cgroup::{Cgroup, mount as cgroup_mount};
 pub use client::{CallError, Client, Served, Socket};
 pub use dial::{Dial, Kind, Outcome};
@@ -49,4 +55,5 @@ pub use require::require;
 pub use serve::{Server, Service};
 pub use spawn::{Output, Program, Running};
 pub use storm::{Storm, StormKind, Tally};
+pub use trial::{Expect, Seen, Trial};
 pub use watch::{Failure, Watch, Watched, now};

@@ -50,7 +50,14 @@ pub(crate) fn confine(command: &mut Command, setting: Arc<Setting>) {
     unsafe { command.pre_exec(enter) };
 }
 
+/// A mask is inherited, and an agent that is deaf to SIGTERM is none.
+fn release_signals() {
+    // SAFETY: all zero is a valid, empty set, which the kernel reads.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &zeroed(), std::ptr::null_mut()) };
+}
+
 fn enter(setting: &Setting) -> rustix::io::Result<()> {
+    release_signals();
     // A lab that is killed takes its programs along: a dead test must not leave dialling processes behind.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if let Some(procs) = &setting.procs {
@@ -81,6 +88,25 @@ pub(crate) fn fastopen_connect(socket: impl AsFd) -> io::Result<()> {
     let code =
         unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, (&raw const on).cast(), len) };
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Holds these signals back in this thread and all that it starts, and gives the means to wait for the first of them.
+pub(crate) fn hold_signals(signals: &[libc::c_int]) -> impl FnOnce() + Send + use<> {
+    // SAFETY: all zero is a valid set; the calls read and write that set alone.
+    let set = unsafe {
+        let mut set: libc::sigset_t = zeroed();
+        libc::sigemptyset(&raw mut set);
+        for &signal in signals {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        set
+    };
+    move || {
+        let mut signal = 0;
+        // SAFETY: the set is ours, and the kernel writes one number.
+        unsafe { libc::sigwait(&raw const set, &raw mut signal) };
+    }
 }
 
 /// Asks the kernel for the smallest BPF map: the cheapest proof that bpf() exists and that we may call it.
