@@ -31,6 +31,10 @@ impl Cgroup {
         Ok(cgroup)
     }
 
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// A child for single threads, with its own programs.
     pub fn thread_group(&self, name: &str) -> Result<ThreadGroup> {
         let path = self.path.join(name);
@@ -63,7 +67,7 @@ fn pause() -> bool {
 }
 
 /// What runs that were killed could not remove: entries `<name>-<pid>` whose process is gone.
-fn left_by_the_dead(directory: &Path, name: &str) -> Result<Vec<PathBuf>> {
+pub fn left_by_the_dead(directory: &Path, name: &str) -> Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -87,6 +91,10 @@ impl ThreadGroup {
         let id = rustix::thread::gettid().as_raw_nonzero();
         let file = self.path.join("cgroup.threads");
         fs::write(&file, id.to_string()).with_context(|| file.display().to_string())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn fd(&self) -> RawFd {
@@ -129,6 +137,16 @@ impl Netns {
         let netns = Self { name };
         ip(&["-n", &netns.name, "link", "set", "lo", "up"])?;
         Ok(netns)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// ip(8) inside.
+    pub fn ip(&self, arguments: &str) -> Result<()> {
+        let arguments: Vec<&str> = ["-n", &self.name].into_iter().chain(arguments.split(' ')).collect();
+        ip(&arguments)
     }
 
     /// Moves the calling thread.

@@ -2,8 +2,10 @@
 
 mod candidates;
 mod ground;
+mod mapping;
 mod plot;
 mod report;
+mod socket;
 mod stats;
 
 use std::path::PathBuf;
@@ -25,11 +27,14 @@ struct Args {
 enum Bench {
     /// Design candidates: the per-socket record and the table layouts
     Candidates,
+    /// The socket path: hooks, dials against direct, nftables and iptables, programming, memory
+    Socket,
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     match args.bench {
         Bench::Candidates => candidates::run(&args.out),
+        Bench::Socket => socket::run(&args.out),
     }
 }

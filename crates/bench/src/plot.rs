@@ -1,7 +1,10 @@
 //! Two kinds of picture: bars beside each other, and lines over a logarithmic axis.
 
 use anyhow::{Result, anyhow};
-use plotters::{coord::Shift, prelude::*};
+use plotters::{
+    coord::{Shift, ranged1d::ValueFormatter},
+    prelude::*,
+};
 
 pub type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -65,27 +68,57 @@ pub fn bars(area: &Area<'_>, title: &str, unit: &str, groups: &[&str], series: &
     legend(&mut chart, SeriesLabelPosition::UpperRight)
 }
 
+/// How values are laid out on the upright axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    Even,
+    /// By powers of ten, from [`LOWEST`]; what is less stands there.
+    Powers,
+}
+
+const LOWEST: f64 = 0.01;
+
 /// One line per series over `at`, which grows by powers of ten.
-pub fn lines(area: &Area<'_>, title: &str, unit: &str, at: &[u32], series: &[Series]) -> Result<()> {
-    let range = f64::from(at[0])..f64::from(at[at.len() - 1]) * 1.1;
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, TITLE)
-        .margin(12)
-        .x_label_area_size(44)
-        .y_label_area_size(64)
-        .build_cartesian_2d(range.log_scale(), 0.0..highest(series))
-        .map_err(failed)?;
+pub fn lines(area: &Area<'_>, title: &str, unit: &str, at: &[u32], series: &[Series], scale: Scale) -> Result<()> {
+    let across = (f64::from(at[0])..f64::from(at[at.len() - 1]) * 1.1).log_scale();
+    let mut builder = ChartBuilder::on(area);
+    builder.caption(title, TITLE).margin(12).x_label_area_size(44).y_label_area_size(64);
+    match scale {
+        Scale::Even => {
+            let chart = builder.build_cartesian_2d(across, 0.0..highest(series)).map_err(failed)?;
+            draw_lines(chart, unit, at, series, |value| value)
+        }
+        Scale::Powers => {
+            let upright = (LOWEST..highest(series) * 3.0).log_scale();
+            let chart = builder.build_cartesian_2d(across, upright).map_err(failed)?;
+            draw_lines(chart, unit, at, series, |value| value.max(LOWEST))
+        }
+    }
+}
+
+fn draw_lines<'a, X, Y>(
+    mut chart: ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
+    unit: &str,
+    at: &[u32],
+    series: &[Series],
+    place: impl Fn(f64) -> f64,
+) -> Result<()>
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
         .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| y.to_string())
         .x_desc("services")
         .y_desc(unit)
         .label_style(FONT)
         .draw()
         .map_err(failed)?;
     for (index, one) in series.iter().enumerate() {
-        let points = at.iter().map(|at| f64::from(*at)).zip(one.values.iter().copied());
+        let points = at.iter().map(|at| f64::from(*at)).zip(one.values.iter().map(|value| place(*value)));
         let stroke = colour(index).stroke_width(2);
         chart
             .draw_series(LineSeries::new(points, stroke).point_size(3))

@@ -27,7 +27,6 @@ impl Row {
     }
 
     /// Promises that the value does not exceed `bar`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "a candidate promises nothing"))]
     pub fn at_most(self, bar: f64) -> Self {
         Self { bar: Some(bar), holds: Some(self.value <= bar), ..self }
     }
@@ -87,6 +86,10 @@ impl Report {
 
     pub fn row(&mut self, row: Row) {
         self.rows.push(row);
+    }
+
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
     }
 
     pub fn file(&self, extension: &str) -> PathBuf {

@@ -5,7 +5,7 @@ use libbpf_rs::libbpf_sys;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// Hook and its attach type.
@@ -69,4 +69,20 @@ pub fn is_ours(program: &Attached) -> bool {
     });
     let names: Vec<String> = program.maps.iter().filter_map(named).collect();
     names.iter().any(|name| name == "udp_record" || name == "tcp_record")
+}
+
+/// While it is held, the kernel adds up how often and how long every program runs.
+pub fn time_programs() -> Result<OwnedFd> {
+    // SAFETY: no pointer is passed; the answer is a fresh descriptor or a negative errno.
+    let fd = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
+    if fd < 0 {
+        return Err(std::io::Error::from_raw_os_error(-fd)).context(|| "cannot switch run-time statistics on".into());
+    }
+    // SAFETY: nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What a program has run for so far: how often, and nanoseconds in all. Counted only under [`time_programs`].
+pub fn run_time(id: u32) -> Option<(u64, u64)> {
+    libbpf_rs::query::ProgInfoIter::default().find(|p| p.id == id).map(|p| (p.run_cnt, p.run_time_ns))
 }

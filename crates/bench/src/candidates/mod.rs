@@ -3,7 +3,6 @@
 //! Nothing here is the product; this keeps the figures that decided repeatable. Compare within a run only: between runs
 //! the medians of dials differ by up to a tenth, and a resolve among 100,000 services by a quarter, while the ratios stay.
 
-mod mapping;
 mod record;
 mod show;
 mod tables;

@@ -10,7 +10,7 @@ use super::{
     tables::{self, CANDIDATES, SIZES, TWO_HASHES},
 };
 use crate::{
-    plot::{self, Series, failed},
+    plot::{self, Scale, Series, failed},
     report::{Report, Row, Table, over, ratio},
 };
 
@@ -128,7 +128,7 @@ pub fn plot(file: &Path, records: &[record::Figures], resolves: &[Vec<tables::Fi
             values: resolves.iter().map(|figures| figures[who].resolve).collect(),
         })
         .collect();
-    plot::lines(&below, "What a resolve costs", "ns", &SIZES, &lines)?;
+    plot::lines(&below, "What a resolve costs", "ns", &SIZES, &lines, Scale::Even)?;
     picture.present().map_err(failed)
 }
 

@@ -11,9 +11,9 @@ use libbpf_rs::{
     skel::{OpenSkel, Skel, SkelBuilder},
 };
 
-use super::mapping::memory;
 use crate::{
     ground::{self, Cgroup, Netns},
+    mapping::memory,
     stats::{Samples, turns},
 };
 use variant::Variant;

@@ -13,7 +13,7 @@ use super::{
     layout::{self, BACKENDS},
     skel::TablesSkel,
 };
-use crate::candidates::mapping::Mapping;
+use crate::mapping::Mapping;
 
 /// Writes a whole table by its fastest way, and says how long the writing took; what to write is ready before.
 pub fn fill(skel: &TablesSkel<'_>, table: Table, services: u32) -> Result<Duration> {

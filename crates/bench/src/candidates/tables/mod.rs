@@ -11,8 +11,10 @@ use libbpf_rs::{
     skel::{OpenSkel, Skel, SkelBuilder},
 };
 
-use super::mapping::memory;
-use crate::stats::{Samples, turns};
+use crate::{
+    mapping::memory,
+    stats::{Samples, turns},
+};
 
 #[allow(clippy::all, dead_code, unused)]
 mod skel {
