@@ -225,8 +225,11 @@ struct peer {
     __be16 chosen_port; /* 0: the entry is empty */
     __u32 owner;
     __u32 backend;
-    __u32 generation;
+    __u32 generation; /* 24 bits, and PEER_SHADOWED */
 };
+
+/* Another frontend has led to the same backend since, and is the one that is shown. */
+enum peer_flag { PEER_SHADOWED = 1 << 30 };
 
 struct tcp_record {
     struct peer peer;
@@ -242,12 +245,15 @@ struct udp_record {
     struct peer peer[UDP_PEERS]; /* [0]: the connected one */
 };
 
+/* A translation has two rows: what to show for an answer, and which backend a frontend keeps. */
+enum overflow_by { BY_CHOSEN = 0, BY_DIALLED = 1 };
+
 struct overflow_key {
     __u64 cookie;
-    struct address chosen;
-    __be16 chosen_port;
-    __u16 pad;
-    __u32 pad2;
+    struct address address;
+    __be16 port;
+    __u16 by;
+    __u32 pad;
 };
 
 /* ---- control: one row, written while running ---- */

@@ -20,7 +20,8 @@ static __always_inline bool is_dialled(const struct peer *p, const struct dial *
 }
 
 /* The port is what makes an entry valid: cleared first and written last. */
-static __always_inline void write_peer(struct peer *p, const struct dial *d, const struct verdict *v)
+static __always_inline void write_peer(struct peer *p, const struct dial *d,
+                                       const struct verdict *v)
 {
     WRITE_ONCE(p->chosen_port, 0);
     p->dialled = d->address;
@@ -62,8 +63,7 @@ static __always_inline __u64 first_subflow_cookie(struct bpf_sock_addr *ctx)
 static __always_inline void record_tcp(struct bpf_sock_addr *ctx, const struct dial *d,
                                        const struct verdict *v)
 {
-    struct tcp_record *r =
-        bpf_sk_storage_get(&tcp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    struct tcp_record *r = bpf_sk_storage_get(&tcp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
     if (!r) {
         count_stat(STAT_RECORD_FAILED);
@@ -81,8 +81,7 @@ static __always_inline void record_tcp(struct bpf_sock_addr *ctx, const struct d
 
 static __always_inline struct udp_record *make_udp_record(struct bpf_sock_addr *ctx)
 {
-    struct udp_record *r =
-        bpf_sk_storage_get(&udp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
     if (!r) {
         count_stat(STAT_RECORD_FAILED);
@@ -99,13 +98,43 @@ static __always_inline struct udp_record *make_udp_record(struct bpf_sock_addr *
     return r;
 }
 
+/* The socket's own entries are taken; further ones are in map `overflow`. */
+static __always_inline bool is_full(const struct udp_record *r)
+{
+    return r->used >= UDP_PEERS - 1;
+}
+
+static __always_inline struct overflow_key overflow_of(const struct udp_record *r, __u16 by,
+                                                       const struct address *a, __be16 port)
+{
+    struct overflow_key key = { .cookie = r->cookie, .address = *a, .port = port, .by = by };
+
+    return key;
+}
+
+/* Frontends that lead to one backend each keep it, but only the last dialled is shown. */
+static __always_inline void shadow_others(struct udp_record *r, const struct peer *but,
+                                          const struct verdict *v)
+{
+    for (int i = 1; i < UDP_PEERS; i++)
+        if (&r->peer[i] != but && is_chosen(&r->peer[i], &v->address, v->port))
+            r->peer[i].generation |= PEER_SHADOWED;
+}
+
 static __always_inline void record_udp_connect(struct bpf_sock_addr *ctx, const struct dial *d,
                                                const struct verdict *v)
 {
     struct udp_record *r = make_udp_record(ctx);
 
-    if (r)
-        write_peer(&r->peer[0], d, v);
+    if (!r)
+        return;
+    write_peer(&r->peer[0], d, v);
+    shadow_others(r, NULL, v);
+    if (is_full(r)) {
+        struct overflow_key key = overflow_of(r, BY_CHOSEN, &v->address, v->port);
+
+        bpf_map_delete_elem(&overflow, &key);
+    }
 }
 
 /* The entry that an unconnected send to this frontend used before. */
@@ -117,27 +146,22 @@ static __always_inline struct peer *peer_dialled(struct udp_record *r, const str
     return NULL;
 }
 
-static __always_inline struct peer *peer_chosen(struct udp_record *r, const struct address *a,
-                                                __be16 port)
+static __always_inline bool is_shown(const struct peer *p, const struct address *a, __be16 port)
 {
-    for (int i = 0; i < UDP_PEERS; i++)
-        if (is_chosen(&r->peer[i], a, port))
-            return &r->peer[i];
-    return NULL;
+    return is_chosen(p, a, port) && !(p->generation & PEER_SHADOWED);
 }
 
 static __always_inline bool record_overflow(const struct udp_record *r, const struct dial *d,
                                             const struct verdict *v)
 {
-    struct overflow_key key = {
-        .cookie = r->cookie,
-        .chosen = v->address,
-        .chosen_port = v->port,
-    };
+    struct overflow_key key = overflow_of(r, BY_DIALLED, &d->address, d->port);
     struct peer p = {};
 
     write_peer(&p, d, v);
     count_stat(STAT_RECORD_OVERFLOW);
+    /* Only what is shown must be stored: without the other row the frontend keeps no backend, no more. */
+    bpf_map_update_elem(&overflow, &key, &p, BPF_ANY);
+    key = overflow_of(r, BY_CHOSEN, &v->address, v->port);
     return bpf_map_update_elem(&overflow, &key, &p, BPF_ANY) == 0;
 }
 
@@ -152,22 +176,56 @@ static __always_inline bool record_udp_send(struct bpf_sock_addr *ctx, const str
     if (!r)
         return false;
     p = peer_dialled(r, d);
-    if (p && is_chosen(p, &v->address, v->port) && p->backend == v->backend)
+    if (p && is_shown(p, &v->address, v->port) && p->backend == v->backend)
         return true;
-    /* Two frontends that lead to one backend: the last dialled wins. Never the connected entry. */
-    for (int i = 1; !p && i < UDP_PEERS; i++)
-        if (is_chosen(&r->peer[i], &v->address, v->port))
-            p = &r->peer[i];
     if (!p) {
         at = __sync_fetch_and_add(&r->used, 1) + 1;
         if (at >= UDP_PEERS) {
             r->used = UDP_PEERS - 1;
+            shadow_others(r, NULL, v);
             return record_overflow(r, d, v);
         }
         p = &r->peer[at & (UDP_PEERS - 1)];
     }
+    shadow_others(r, p, v);
     write_peer(p, d, v);
     return true;
+}
+
+/* Whether the kernel's own peer is this one: connect(AF_UNSPEC) clears it without a hook. */
+static __always_inline bool is_connected_to(struct bpf_sock *sk, int family,
+                                            const struct address *a, __be16 port)
+{
+    if (sk->state != SK_ESTABLISHED || sk->dst_port != port)
+        return false;
+    if (family == 4)
+        return is_v4(a) && sk->dst_ip4 == a->word[3];
+    return sk->dst_ip6[0] == a->word[0] && sk->dst_ip6[1] == a->word[1] &&
+           sk->dst_ip6[2] == a->word[2] && sk->dst_ip6[3] == a->word[3];
+}
+
+/*
+ * One socket keeps its backend for one frontend while that backend lives. On a connected socket that is the connected
+ * one: the kernel would drop the answer of another.
+ */
+static __always_inline const struct peer *peer_kept(struct bpf_sock_addr *ctx, int family,
+                                                    const struct dial *d)
+{
+    struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
+    struct peer *p;
+
+    if (!r || r->epoch != epoch)
+        return NULL;
+    p = &r->peer[0];
+    if (is_dialled(p, d) && is_connected_to(ctx->sk, family, &p->chosen, p->chosen_port))
+        return p;
+    p = peer_dialled(r, d);
+    if (!p && is_full(r)) {
+        struct overflow_key key = overflow_of(r, BY_DIALLED, &d->address, d->port);
+
+        p = bpf_map_lookup_elem(&overflow, &key);
+    }
+    return p;
 }
 
 /* ---- what the application is shown ---- */
@@ -176,16 +234,23 @@ static __always_inline const struct peer *shown_by_recvmsg(struct bpf_sock_addr 
                                                            const struct address *a, __be16 port)
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
-    struct overflow_key key = { .chosen = *a, .chosen_port = port };
     struct peer *p;
 
     if (!r)
         return NULL;
-    p = peer_chosen(r, a, port);
-    if (p || r->used < UDP_PEERS - 1)
-        return p;
-    key.cookie = r->cookie;
-    return bpf_map_lookup_elem(&overflow, &key);
+    for (int i = 1; i < UDP_PEERS; i++)
+        if (is_shown(&r->peer[i], a, port))
+            return &r->peer[i];
+    if (is_full(r)) {
+        struct overflow_key key = overflow_of(r, BY_CHOSEN, a, port);
+
+        p = bpf_map_lookup_elem(&overflow, &key);
+        if (p)
+            return p;
+    }
+    /* A connected socket receives from its peer only. */
+    p = &r->peer[0];
+    return ctx->sk->state == SK_ESTABLISHED && is_chosen(p, a, port) ? p : NULL;
 }
 
 static __always_inline const struct peer *shown_by_getpeername(struct bpf_sock_addr *ctx,
@@ -222,7 +287,13 @@ static __always_inline void forget(struct bpf_sock_addr *ctx)
     } else {
         struct tcp_record *r = bpf_sk_storage_get(&tcp_record, ctx->sk, 0, 0);
 
-        if (r)
-            WRITE_ONCE(r->peer.chosen_port, 0);
+        if (!r)
+            return;
+        WRITE_ONCE(r->peer.chosen_port, 0);
+        if (is_subflow(ctx->sk)) {
+            __u64 cookie = bpf_get_socket_cookie(ctx);
+
+            bpf_map_delete_elem(&mptcp_record, &cookie);
+        }
     }
 }

@@ -192,39 +192,14 @@ static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, str
     return apply(ctx, family, c, HOOK_CONNECT, d, &v);
 }
 
-/* One socket keeps its backend for one frontend while that backend lives. */
-static __always_inline void prefer_recorded(struct bpf_sock_addr *ctx, struct dial *d)
+static __always_inline void prefer_recorded(struct bpf_sock_addr *ctx, int family, struct dial *d)
 {
-    struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
-    struct peer *p = r && r->epoch == epoch ? peer_dialled(r, d) : NULL;
+    const struct peer *p = peer_kept(ctx, family, d);
 
     if (p) {
         d->prefer = p->backend;
-        d->prefer_generation = p->generation;
+        d->prefer_generation = p->generation & ~PEER_SHADOWED;
     }
-}
-
-/*
- * A plain send() on a connected AF_INET6 socket with a mapped peer runs the v4 send hook with the kernel's peer, which
- * may be a frontend itself (a hostNetwork pod, or a service address that connect left alone): it is no new dial.
- */
-static __always_inline bool is_connected_peer(struct bpf_sock_addr *ctx, int family,
-                                              const struct dial *d)
-{
-    struct bpf_sock *sk = ctx->sk;
-    struct address peer;
-
-    if (sk->state != SK_ESTABLISHED || sk->dst_port != d->port)
-        return false;
-    if (family == 4) {
-        peer = mapped(sk->dst_ip4);
-    } else {
-        peer.word[0] = sk->dst_ip6[0];
-        peer.word[1] = sk->dst_ip6[1];
-        peer.word[2] = sk->dst_ip6[2];
-        peer.word[3] = sk->dst_ip6[3];
-    }
-    return same_address(&peer, &d->address);
 }
 
 static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct dial *d)
@@ -240,10 +215,15 @@ static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct
     d->port = ctx->user_port;
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
-    if (opted_out(c, d) || !find(d, &hit) || is_connected_peer(ctx, family, d) ||
-        !gather(ctx, family, c, d))
+    if (opted_out(c, d) || !find(d, &hit))
         return PASS;
-    prefer_recorded(ctx, d);
+    /*
+     * A plain send() on a connected AF_INET6 socket with a mapped peer runs the v4 send hook with the kernel's peer,
+     * which may be a frontend itself (a hostNetwork pod, or a service address that connect left alone): no new dial.
+     */
+    if (is_connected_to(ctx->sk, family, &d->address, d->port) || !gather(ctx, family, c, d))
+        return PASS;
+    prefer_recorded(ctx, family, d);
     decide(d, &hit, &v);
     if (v.action == ACTION_RESOLVED && !record_udp_send(ctx, d, &v)) {
         count_stat(STAT_SEND_FAILED);

@@ -11,8 +11,10 @@ use beeline_datapath::{Kernel, Program};
 use beeline_model::diff::{Outcome, reconcile};
 use beeline_model::fact::Refusal;
 use beeline_model::op::{MapError, Maps};
+use beeline_model::plan::candidates;
 use beeline_model::planner::{Delta, Planner};
-use beeline_model::row::FrontendKey;
+use beeline_model::row::{FrontendKey, OwnerId};
+use beeline_model::select::Candidate;
 use beeline_model::table::Tables;
 use beeline_model::{Family, Protocol, ServiceName};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -24,6 +26,9 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 
 /// Looks for stale sockets that could not all be destroyed.
 const REAP_TRIES: u32 = 20;
+
+/// After a change of UDP backends the sockets are looked at at once, and again after this long.
+const SECOND_LOOK: Duration = Duration::from_millis(200);
 
 pub struct State {
     pub settings: Settings,
@@ -42,6 +47,10 @@ pub struct State {
     pub destroyed: u64,
     /// Backends of UDP services went since the last look at the sockets.
     stale_udp: bool,
+    /// A connect that was under way during the first look is a connected socket by then.
+    look_again: Option<Instant>,
+    /// Sockets remain at backends that are in no set, but serve what they have: every change may be their end.
+    spared: bool,
     reap_tries: u32,
     /// Rows that should be gone and are not yet.
     leftover: bool,
@@ -91,6 +100,8 @@ impl State {
             last_change: None,
             destroyed: 0,
             stale_udp: true,
+            look_again: None,
+            spared: false,
             reap_tries: 0,
             leftover: false,
             self_test: "not run".into(),
@@ -139,7 +150,10 @@ impl State {
         let outcome = reconcile(&mut self.tables, &mut self.kernel, &delta, full);
         self.set_host_addresses();
         self.program.go_live()?;
-        self.stale_udp |= outcome.retired.iter().any(|(name, ..)| name.protocol == Protocol::Udp);
+        if self.spared || outcome.retired.iter().any(|(name, ..)| name.protocol == Protocol::Udp) {
+            self.stale_udp = true;
+            self.look_again = Some(Instant::now() + SECOND_LOOK);
+        }
         self.note_outcome(&delta, &outcome);
         self.leftover = outcome.leftover > 0;
         let took = started.elapsed();
@@ -223,41 +237,51 @@ impl State {
         if self.source.synced { self.sync(Instant::now()) } else { Ok(()) }
     }
 
-    /// Destroys connected UDP sockets whose backend is in no set any more. Costs nothing while none went.
+    /// Destroys connected UDP sockets whose backend is gone. Costs nothing while none went.
     pub fn reap(&mut self) {
+        self.stale_udp |= self.look_again.take_if(|at| *at <= Instant::now()).is_some();
         let Some(reaper) = self.reaper.as_ref().filter(|_| self.stale_udp && self.source.synced) else { return };
-        let found = reaper.survey().and_then(|all| {
-            let victims: Vec<Connected> = all.into_iter().filter(|c| self.is_stale(c)).collect();
-            let destroyed = if victims.is_empty() { 0 } else { reaper.destroy(&victims)? };
-            Ok((victims.len(), destroyed))
+        let found = reaper.survey().and_then(|mut all| {
+            all.retain(|socket| !self.is_in_use(socket));
+            let (spared, victims): (Vec<Connected>, _) = all.into_iter().partition(|socket| self.still_serves(socket));
+            let count = if victims.is_empty() { 0 } else { reaper.destroy(&victims)? };
+            Ok((count, !spared.is_empty()))
         });
         match found {
-            Ok((victims, destroyed)) => {
-                self.destroyed += destroyed as u64;
-                // One that was not met may have been closed meanwhile, or stand where we cannot go: look again, not forever.
-                self.reap_tries = if destroyed < victims { self.reap_tries + 1 } else { 0 };
-                self.stale_udp = (1..REAP_TRIES).contains(&self.reap_tries);
+            Ok((count, spared)) => {
+                self.destroyed += count as u64;
+                self.spared = spared;
+                self.stale_udp = false;
             }
-            Err(error) => {
-                self.reap_tries += 1;
-                self.stale_udp = self.reap_tries < REAP_TRIES;
-                tracing::warn!("stale UDP sockets: {error}");
-            }
-        }
-        if !self.stale_udp {
-            self.reap_tries = 0;
+            Err(error) => tracing::warn!("stale UDP sockets: {error}; it is tried again"),
         }
     }
 
-    fn is_stale(&self, socket: &Connected) -> bool {
-        let owner = if socket.epoch == self.program.meta().epoch {
-            Some(socket.owner)
-        } else {
-            // Ids of other tables mean nothing: by what was dialled.
-            let key = FrontendKey::new(socket.dialled, socket.dialled_port, Protocol::Udp);
-            self.tables.rows().frontends.get(&key).and_then(|f| self.tables.rows().sets.get(&f.set)).map(|s| s.owner)
-        };
-        owner.is_none_or(|owner| !self.tables.has_backend(owner, socket.chosen, socket.chosen_port))
+    fn owner_of(&self, socket: &Connected) -> Option<OwnerId> {
+        if socket.epoch == self.program.meta().epoch {
+            return Some(socket.owner);
+        }
+        // Ids of other tables mean nothing: by what was dialled.
+        let key = FrontendKey::new(socket.dialled, socket.dialled_port, Protocol::Udp);
+        let frontend = self.tables.rows().frontends.get(&key)?;
+        Some(self.tables.rows().sets.get(&frontend.set)?.owner)
+    }
+
+    /// A new dial might pick its backend.
+    fn is_in_use(&self, socket: &Connected) -> bool {
+        let has = |owner| self.tables.has_backend(owner, socket.chosen, socket.chosen_port);
+        self.owner_of(socket).is_some_and(has)
+    }
+
+    /// Its backend gets no new dials, but answers those that it has: a pod on its way out.
+    fn still_serves(&self, socket: &Connected) -> bool {
+        let Some(name) = self.owner_of(socket).and_then(|owner| self.tables.port_name(owner)) else { return false };
+        let Some(service) = self.planner.service(&name.service) else { return false };
+        let port = service.ports.iter().find(|p| p.name == name.port && p.protocol == name.protocol);
+        let around = self.planner.surroundings();
+        let of_port = |port| candidates(port, socket.chosen.family(), self.planner.slices_of(&name.service), &around);
+        let is_it = |c: &Candidate| c.serving && c.address == socket.chosen && c.port == socket.chosen_port;
+        port.is_some_and(|port| of_port(port).iter().any(is_it))
     }
 
     pub fn is_synced(&self) -> bool {

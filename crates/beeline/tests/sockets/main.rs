@@ -8,3 +8,5 @@ mod coexist;
 mod kind;
 mod program;
 mod refuse;
+mod stale;
+mod trap;
