@@ -19,6 +19,8 @@ use crate::{
 pub enum Expect {
     /// Each of them at least once, and nobody else.
     Every(Vec<String>),
+    /// Nobody but them.
+    Any(Vec<String>),
     /// One of them, always the same.
     Same(Vec<String>),
     /// ECONNREFUSED by the call that dials, exactly that.
@@ -28,6 +30,10 @@ pub enum Expect {
 impl Expect {
     pub fn every<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
         Expect::Every(names.into_iter().map(str::to_owned).collect())
+    }
+
+    pub fn any<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
+        Expect::Any(names.into_iter().map(str::to_owned).collect())
     }
 
     pub fn same<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
@@ -80,6 +86,7 @@ impl Trial {
         let is_so = match &self.expect {
             Expect::Refused => seen.failures.get(&self.refusal()) == Some(&self.times),
             Expect::Every(pods) => seen.failures.is_empty() && names == pods.iter().collect(),
+            Expect::Any(pods) => seen.failures.is_empty() && names.iter().all(|name| pods.contains(name)),
             Expect::Same(pods) => {
                 seen.failures.is_empty() && names.len() == 1 && names.iter().all(|n| pods.contains(n))
             }
@@ -95,6 +102,7 @@ impl Trial {
     fn expected(&self) -> String {
         match &self.expect {
             Expect::Every(pods) => format!("all of {}", pods.join(", ")),
+            Expect::Any(pods) => format!("one of {}", pods.join(", ")),
             Expect::Same(pods) => format!("always the same of {}", pods.join(", ")),
             Expect::Refused => self.refusal(),
         }

@@ -9,9 +9,9 @@ mod table;
 use std::{process::ExitCode, time::Instant};
 
 use anyhow::{Result, ensure};
-use beeline_lab::interrupt;
+use beeline_lab::{Example, interrupt};
 
-use crate::{stage::Stage, table::Table};
+use crate::table::Table;
 
 fn main() -> ExitCode {
     interrupt::catch();
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
             ExitCode::from(130)
         }
         Err(error) => {
-            eprintln!("\ndemo: {error:#}");
+            eprintln!("demo: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -31,15 +31,15 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let start = Instant::now();
     beeline_lab::require()?;
-    let mut stage = Stage::build()?;
-    println!("{}", stage.map());
+    let mut example = Example::build()?;
+    println!("{}", stage::map(&example));
     let mut table = Table::begin();
-    story::every_address(&stage, &mut table)?;
-    story::a_backend_dies(&mut stage, &mut table)?;
+    story::every_address(&example, &mut table)?;
+    story::a_backend_dies(&mut example, &mut table)?;
     println!();
-    story::ask(&stage, &["status"])?;
-    story::ask(&stage, &["explain", "10.96.0.10:80/TCP"])?;
-    stage.clear()?;
+    story::ask(&example, &["status"])?;
+    story::ask(&example, &["explain", "10.96.0.10:80/TCP"])?;
+    stage::clear(example)?;
     let (rows, faults) = (table.rows(), table.faults());
     ensure!(faults == 0, "{faults} of {rows} rows are not as expected, see above");
     println!("demo: {rows} of {rows} as expected, in {:.1} s; nothing is left behind", start.elapsed().as_secs_f64());
