@@ -1,6 +1,6 @@
 //! Counters, as the kernel half keeps them: sharded per service port, one per backend, a few for the whole host.
 
-use crate::mapped::Mapped;
+use crate::mapped::{bytes_of, from_bytes};
 use crate::object::MapSet;
 use crate::{Context, Result, abi};
 use beeline_model::row::{BackendId, OwnerId};
@@ -33,8 +33,8 @@ pub const STATS: [(&str, abi::stat, &str); 9] = [
 ];
 
 pub struct Count {
-    counters: Mapped<abi::counters>,
-    picks: Mapped<u64>,
+    counters: MapHandle,
+    picks: MapHandle,
     stats: MapHandle,
     shards: u32,
 }
@@ -42,27 +42,38 @@ pub struct Count {
 impl Count {
     pub fn new(maps: &MapSet) -> Result<Count> {
         let names = maps.max_entries("names")?;
-        let counters: Mapped<abi::counters> = maps.mapped("counters")?;
-        let shards = counters.len() / names;
-        Ok(Count { counters, picks: maps.mapped("picks")?, stats: maps.handle("stats")?, shards })
+        let counters = maps.handle("counters")?;
+        let shards = counters.max_entries() / names;
+        Ok(Count { counters, picks: maps.handle("picks")?, stats: maps.handle("stats")?, shards })
     }
 
     /// Takes over what other tables counted, for the rows that were carried over.
-    pub fn carry(&self, from: &Count, rows: &beeline_model::row::Rows) {
+    pub fn carry(&self, from: &Count, rows: &beeline_model::row::Rows) -> Result<()> {
+        let put = |map: &MapHandle, at: u32, value: &[u8]| {
+            map.update(&at.to_ne_bytes(), value, MapFlags::ANY).context(|| "cannot carry the counters over".into())
+        };
         for owner in rows.names.keys() {
             for shard in 0..self.shards.min(from.shards) {
-                self.counters.write(owner * self.shards + shard, from.counters.read(owner * from.shards + shard));
+                let old = from.shard(*owner, shard);
+                put(&self.counters, owner * self.shards + shard, bytes_of(&old))?;
             }
         }
         for backend in rows.backends.keys() {
-            self.picks.write(*backend, from.picks.read(*backend));
+            put(&self.picks, *backend, &from.picks_of(*backend).to_ne_bytes())?;
         }
+        Ok(())
+    }
+
+    fn shard(&self, owner: OwnerId, shard: u32) -> abi::counters {
+        let at = owner * self.shards + shard;
+        let row = self.counters.lookup(&at.to_ne_bytes(), MapFlags::ANY).ok().flatten();
+        row.and_then(|bytes| from_bytes(&bytes)).unwrap_or_default()
     }
 
     pub fn of_owner(&self, owner: OwnerId) -> Counters {
         let mut sum = Counters::default();
         for shard in 0..self.shards {
-            let c = self.counters.read(owner * self.shards + shard);
+            let c = self.shard(owner, shard);
             sum.dials += c.dials;
             sum.refused += c.refused;
             sum.no_local += c.no_local;
@@ -75,7 +86,8 @@ impl Count {
     }
 
     pub fn picks_of(&self, backend: BackendId) -> u64 {
-        self.picks.read(backend)
+        let row = self.picks.lookup(&backend.to_ne_bytes(), MapFlags::ANY).ok().flatten();
+        row.and_then(|bytes| from_bytes(&bytes)).unwrap_or(0)
     }
 
     /// Each stat by its name, summed over CPUs.

@@ -22,9 +22,13 @@ pub struct Kernel {
     set: Mapped<abi::set>,
     slot: Mapped<u32>,
     backend: Mapped<abi::backend>,
-    name: Mapped<abi::name>,
-    counters: Mapped<abi::counters>,
-    picks: Mapped<u64>,
+    /// Not mapped: the pages of a mapped array count as the agent's memory, all of them, and these are touched seldom.
+    names: MapHandle,
+    counters: MapHandle,
+    picks: MapHandle,
+    /// Ids from here on were never used in these maps, so there is nothing to zero.
+    unused_owner: u32,
+    unused_backend: u32,
     grace: Grace,
     sizes: Sizes,
     shards: u32,
@@ -51,13 +55,21 @@ impl Kernel {
             set: maps.mapped("set")?,
             slot: maps.mapped("slot")?,
             backend: maps.mapped("backend")?,
-            name: maps.mapped("names")?,
-            counters: maps.mapped("counters")?,
-            picks: maps.mapped("picks")?,
+            names: maps.handle("names")?,
+            counters: maps.handle("counters")?,
+            picks: maps.handle("picks")?,
+            unused_owner: u32::MAX,
+            unused_backend: u32::MAX,
             grace: Grace::new()?,
             shards: max("counters")? / sizes.names,
             sizes,
         })
+    }
+
+    /// For maps that were created a moment ago.
+    pub fn fresh(mut self) -> Kernel {
+        (self.unused_owner, self.unused_backend) = (0, 0);
+        self
     }
 
     fn write_port(&self, protocol: Protocol, port: u16, bits: PortBits) {
@@ -122,15 +134,31 @@ impl Kernel {
         }
     }
 
-    fn zero_counters(&self, owner: OwnerId) {
-        for shard in 0..self.shards {
-            self.counters.write(owner * self.shards + shard, abi::counters::default());
+    fn zero_counters(&mut self, owner: OwnerId) -> std::result::Result<(), MapError> {
+        if owner >= self.unused_owner {
+            self.unused_owner = owner + 1;
+            return Ok(());
         }
+        for shard in 0..self.shards {
+            let at = owner * self.shards + shard;
+            put(&self.counters, "counters", &at.to_ne_bytes(), bytes_of(&abi::counters::default()))?;
+        }
+        Ok(())
     }
 
-    fn write_backend(&self, id: BackendId, row: &BackendRow) {
-        self.picks.write(id, 0);
+    fn write_backend(&mut self, id: BackendId, row: &BackendRow) -> std::result::Result<(), MapError> {
+        if id >= self.unused_backend {
+            self.unused_backend = id + 1;
+        } else {
+            put(&self.picks, "picks", &id.to_ne_bytes(), &0u64.to_ne_bytes())?;
+        }
         self.backend.write(id, wire::backend(row));
+        Ok(())
+    }
+
+    fn write_name(&self, id: OwnerId, row: Option<&NameRow>) -> std::result::Result<(), MapError> {
+        let row = row.map(wire::name).unwrap_or_default();
+        put(&self.names, "name", &id.to_ne_bytes(), bytes_of(&row))
     }
 
     /// New rows of the frontend hash, thousands a call.
@@ -182,20 +210,23 @@ impl Kernel {
         rows.slots = (0..end.min(self.slot.len())).map(|i| self.slot.load(i, 0)).collect();
     }
 
-    fn dump_arrays(&self, rows: &mut Rows) {
+    fn dump_backends(&self, rows: &mut Rows) {
         for id in 1..self.backend.len() {
             let row = wire::read_backend(&self.backend.read(id));
             if row.state.roles != 0 {
                 rows.backends.insert(id, row);
             }
         }
-        for id in 1..self.name.len() {
-            if self.name.load::<u16>(id, 0) != 0
-                && let Some(row) = wire::read_name(&self.name.read(id))
-            {
-                rows.names.insert(id, row);
+    }
+
+    fn dump_names(&self, rows: &mut Rows) -> Result<()> {
+        let all = self.names.lookup_batch(1024, MapFlags::ANY, MapFlags::ANY);
+        for (key, value) in all.context(|| "cannot read the name table".into())? {
+            if let (Some(id), Some(name)) = (from_bytes(&key), from_bytes(&value).and_then(|n| wire::read_name(&n))) {
+                rows.names.insert(id, name);
             }
         }
+        Ok(())
     }
 
     fn dump_filter(&self, rows: &mut Rows) {
@@ -231,7 +262,8 @@ impl Kernel {
         let mut rows = Rows::default();
         self.dump_frontends(&mut rows)?;
         self.dump_sets(&mut rows);
-        self.dump_arrays(&mut rows);
+        self.dump_backends(&mut rows);
+        self.dump_names(&mut rows)?;
         self.dump_filter(&mut rows);
         self.dump_hashes(&mut rows)?;
         Ok(rows)
@@ -263,9 +295,9 @@ fn map_error(what: &'static str, error: &libbpf_rs::Error) -> MapError {
 impl Maps for Kernel {
     fn write(&mut self, op: &Op) -> std::result::Result<(), MapError> {
         match op {
-            Op::Name(id, row) => self.name.write(*id, row.as_ref().map(wire::name).unwrap_or_default()),
-            Op::ZeroCounters(owner) => self.zero_counters(*owner),
-            Op::Backend(id, row) => self.write_backend(*id, row),
+            Op::Name(id, row) => return self.write_name(*id, row.as_ref()),
+            Op::ZeroCounters(owner) => return self.zero_counters(*owner),
+            Op::Backend(id, row) => return self.write_backend(*id, row),
             Op::State(id, state) => self.backend.store(*id, offset_of!(abi::backend, state), wire::state(state)),
             Op::Slots(base, ids) => ids.iter().zip(*base..).for_each(|(id, at)| self.slot.store(at, 0, *id)),
             Op::Set(id, row) => self.set.write(*id, wire::set(row)),

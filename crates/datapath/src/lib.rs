@@ -10,6 +10,7 @@ pub mod door;
 pub mod event;
 pub mod kernel;
 pub mod mapped;
+pub mod memory;
 pub mod netns;
 pub mod object;
 pub mod pin;

@@ -136,7 +136,7 @@ impl Program {
         let mut maps = object::maps_of(&object)?;
         let mut kernel = Kernel::new(&maps)?;
         carry(&rows, &mut kernel)?;
-        Count::new(&maps)?.carry(&counts, &rows);
+        Count::new(&maps)?.carry(&counts, &rows)?;
         Control::new(&maps)?.carry(&Control::new(&all)?)?;
         maps.pin(&pins.tables(next.generation), &TABLES)?;
         maps.pin(&pins.records(), &RECORDS)?;
@@ -207,7 +207,9 @@ impl Program {
     }
 
     pub fn kernel(&self) -> Result<Kernel> {
-        Kernel::new(&self.maps)
+        let kernel = Kernel::new(&self.maps)?;
+        let fresh = matches!(self.start, StartKind::Fresh | StartKind::Rebuilt);
+        Ok(if fresh { kernel.fresh() } else { kernel })
     }
 
     pub fn control(&self) -> Result<Control> {
