@@ -138,7 +138,9 @@ fn one_udp_socket_and_many_services() {
         }
         assert!(ground.stat("record_overflow") > before);
         // All at once, answers in any order.
-        (0..20).for_each(|n| drop(socket.send_to(at(n)[way], "who\n").unwrap()));
+        for n in 0..20 {
+            socket.send_to(at(n)[way], "who\n").unwrap();
+        }
         let mut from: Vec<SocketAddr> = (0..20).map(|_| socket.receive().unwrap().0.unwrap()).collect();
         from.sort();
         assert_eq!(from, (0..20).map(|n| at(n)[way]).collect::<Vec<_>>());
@@ -271,8 +273,10 @@ fn raw_and_ping_sockets_are_left_alone() {
     for kind in [Kind::Ping, Kind::Raw] {
         for to in &web()[..2] {
             // Port 80 for the hook's sake; the kernel ignores it, and pings what it was told to.
-            let outcome = client.dial(&Dial::new(kind, *to)).unwrap();
-            assert_eq!(outcome.errno(), None, "{kind:?} {to}: {outcome:?}");
+            // An echo may be lost while neighbours are found.
+            let dial = Dial::new(kind, *to).patience_ms(500);
+            let outcome = (0..6).map(|_| client.dial(&dial).unwrap()).find(|o| o.error.is_none());
+            let outcome = outcome.unwrap_or_else(|| panic!("{kind:?} {to}: no echo"));
             assert_eq!(outcome.peer.map(|p| p.ip()), Some(to.ip()), "{kind:?} {to}: {outcome:?}");
             assert_eq!(outcome.from.map(|p| p.ip()), Some(to.ip()), "{kind:?} {to}: {outcome:?}");
         }

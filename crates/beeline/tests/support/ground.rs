@@ -10,7 +10,7 @@ use beeline_datapath::pin::PinDir;
 use beeline_lab::{Lab, Output, Place, Program, Running, Server, Service};
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -31,11 +31,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// Two nodes: pod-a and pod-b on the first, where the agent runs, pod-c on the second.
-    pub fn new(objects: &[Object], args: &[&str]) -> Ground {
-        Ground::on(Lab::with_nodes(&[2, 1]).unwrap(), objects, args)
-    }
-
+    /// The agent runs on the lab's first node; every node of the lab is a Node in the folder.
     pub fn on(lab: Lab, objects: &[Object], args: &[&str]) -> Ground {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -183,10 +179,6 @@ impl Ground {
         });
         self.lab.outside.namespace.ip(&lines.collect::<String>()).unwrap();
         Service::new("outside", addresses.iter().copied()).start(&self.lab.outside.namespace).unwrap()
-    }
-
-    pub fn pin_dir(&self) -> &Path {
-        &self.pin_dir
     }
 }
 
