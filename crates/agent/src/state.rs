@@ -143,7 +143,9 @@ impl State {
     /// The whole plan against what the kernel holds: the start, and the periodic check.
     fn sync_all(&mut self, started: Instant) -> anyhow::Result<()> {
         let delta = self.planner.take_all();
-        self.program(delta, true, started)
+        let result = self.program(delta, true, started);
+        beeline_datapath::memory::trim();
+        result
     }
 
     fn program(&mut self, delta: Delta, full: bool, started: Instant) -> anyhow::Result<()> {
@@ -244,16 +246,25 @@ impl State {
         let found = reaper.survey().and_then(|mut all| {
             all.retain(|socket| !self.is_in_use(socket));
             let (spared, victims): (Vec<Connected>, _) = all.into_iter().partition(|socket| self.still_serves(socket));
-            let count = if victims.is_empty() { 0 } else { reaper.destroy(&victims)? };
-            Ok((count, !spared.is_empty()))
+            let destroyed = if victims.is_empty() { 0 } else { reaper.destroy(&victims)? };
+            Ok((!spared.is_empty(), victims.len(), destroyed))
         });
         match found {
-            Ok((count, spared)) => {
-                self.destroyed += count as u64;
+            Ok((spared, victims, destroyed)) => {
                 self.spared = spared;
-                self.stale_udp = false;
+                self.destroyed += destroyed as u64;
+                // One that was not met may have been closed meanwhile, or stand where we cannot go: look again, not forever.
+                self.reap_tries = if destroyed < victims { self.reap_tries + 1 } else { 0 };
+                self.stale_udp = (1..REAP_TRIES).contains(&self.reap_tries);
             }
-            Err(error) => tracing::warn!("stale UDP sockets: {error}; it is tried again"),
+            Err(error) => {
+                self.reap_tries += 1;
+                self.stale_udp = self.reap_tries < REAP_TRIES;
+                tracing::warn!("stale UDP sockets: {error}");
+            }
+        }
+        if !self.stale_udp {
+            self.reap_tries = 0;
         }
     }
 
