@@ -173,6 +173,15 @@ fn ip(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Lets the calling thread, and all that it starts later, go before what else runs on its processor (SCHED_FIFO; a
+/// nice value counts only among the processes of one session).
+pub fn go_first() -> Result<()> {
+    let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let output = Command::new("chrt").args(["-f", "-p", "1", &thread]).output().context("chrt: is util-linux installed?")?;
+    ensure!(output.status.success(), "chrt: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
 /// Keeps the calling thread, and all that it starts later, on the last processor that it may use.
 pub fn pin() -> Result<()> {
     let allowed = rustix::thread::sched_getaffinity(None)?;

@@ -28,13 +28,17 @@ enum Bench {
     /// Design candidates: the per-socket record and the table layouts
     Candidates,
     /// The socket path: hooks, dials against direct, nftables and iptables, programming, memory
-    Socket,
+    Socket {
+        /// Only this part
+        #[arg(long, value_enum)]
+        only: Option<socket::Part>,
+    },
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     match args.bench {
         Bench::Candidates => candidates::run(&args.out),
-        Bench::Socket => socket::run(&args.out),
+        Bench::Socket { only } => socket::run(&args.out, only),
     }
 }

@@ -46,7 +46,11 @@ impl Beeline {
             self.planner.apply(fact);
         }
         let delta = self.planner.take_all();
-        self.write(&delta, true)?;
+        self.write(&delta, true).map(drop)
+    }
+
+    /// Puts the programs at the hooks.
+    pub fn go_live(&mut self) -> Result<()> {
         self.program.as_mut().map_or(Ok(()), |program| Ok(program.go_live()?))
     }
 

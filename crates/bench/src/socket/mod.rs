@@ -20,6 +20,7 @@ use std::{path::Path, thread};
 
 use anyhow::Result;
 use beeline_datapath::program::quiet_libbpf;
+use clap::ValueEnum;
 
 use crate::{ground, report::Report, stats::Samples};
 use site::Site;
@@ -35,27 +36,47 @@ pub struct Sized {
     pub map_memory: u64,
 }
 
-pub fn run(directory: &Path) -> Result<()> {
+/// What can be measured by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// connect() and the hook
+    Dials,
+    /// From facts to the kernel
+    Programming,
+    /// The agent on a folder
+    Agent,
+}
+
+pub fn run(directory: &Path, only: Option<Part>) -> Result<()> {
     quiet_libbpf();
     let mut report = Report::new("socket", directory)?;
+    let wanted = |part| only.is_none_or(|only| only == part);
     show::preface();
-    let mut all = Vec::new();
-    for services in SIZES {
-        let sized = alone(move || measure(services))?;
-        show::connect(&mut report, &sized);
-        all.push(sized);
+    if wanted(Part::Dials) {
+        dials(&mut report)?;
     }
-    show::hook(&mut report, &all);
-    show::programming(&mut report, &alone(programming::measure)?);
-    let agents = [1_000, 100_000].map(agent::measure);
-    for figures in agents {
-        show::agent(&mut report, &figures?);
+    if wanted(Part::Programming) {
+        show::programming(&mut report, &alone(programming::measure)?);
+    }
+    if wanted(Part::Agent) {
+        show::agent(&mut report, &agent::measure(1_000)?);
+        show::agent(&mut report, &agent::measure(100_000)?);
     }
     show::verdict(&report);
     report.write()?;
-    show::plot(&report.file("svg"), &all)?;
-    println!("\nWrote {} and {}.", report.file("json").display(), report.file("svg").display());
+    println!("\nWrote {}.", report.file("json").display());
     Ok(())
+}
+
+fn dials(report: &mut Report) -> Result<()> {
+    let mut all = Vec::new();
+    for services in SIZES {
+        let sized = alone(move || measure(services))?;
+        show::connect(report, &sized);
+        all.push(sized);
+    }
+    show::hook(report, &all);
+    show::plot(&report.file("svg"), &all)
 }
 
 fn measure(services: u32) -> Result<Sized> {
@@ -65,7 +86,7 @@ fn measure(services: u32) -> Result<Sized> {
     Ok(Sized { services, connect, hook, map_memory: site.tcp.map_memory()? })
 }
 
-/// On a thread of its own, kept to one processor: namespaces and processor of the process stay as they are.
+/// On a thread of its own, kept to one processor and before all others there: the process stays as it is.
 fn alone<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    thread::spawn(|| ground::pin().and_then(|()| work())).join().expect("the conductor panicked")
+    thread::spawn(|| ground::pin().and_then(|()| ground::go_first()).and_then(|()| work())).join().expect("the conductor panicked")
 }

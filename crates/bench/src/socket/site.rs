@@ -117,5 +117,6 @@ impl Site {
 fn filled(name: &str, group: &ThreadGroup, services: u32, protocol: Protocol) -> Result<Beeline> {
     let mut beeline = Beeline::open(name, group.path(), services)?;
     beeline.fill(world::facts(services, protocol))?;
+    beeline.go_live()?;
     Ok(beeline)
 }
