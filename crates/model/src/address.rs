@@ -43,6 +43,13 @@ impl Address {
         }
     }
 
+    pub fn loopback(family: Family) -> Address {
+        Address::from(match family {
+            Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        })
+    }
+
     pub fn ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)

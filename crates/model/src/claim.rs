@@ -67,7 +67,19 @@ pub struct Claims {
 
 impl Claims {
     pub fn winner(&self, key: &FrontendKey) -> Option<&Claim> {
-        self.by_key.get(key).map(Claimants::winner)
+        self.by_key.get(key)?.list().iter().find(|claim| self.stands(key, claim))
+    }
+
+    /// A nodePort has one owner on all nodes: rows at single nodes' addresses stand only for the owner of the wildcard.
+    fn stands(&self, key: &FrontendKey, claim: &Claim) -> bool {
+        let [_, wildcard] = key.fallbacks();
+        let owner = || self.by_key.get(&wildcard).map(|claimants| &claimants.winner().service);
+        claim.kind != Kind::NodePort || key.is_node_port_row() || owner() == Some(&claim.service)
+    }
+
+    /// Who claims a key, the owner first.
+    pub fn claimants(&self, key: &FrontendKey) -> &[Claim] {
+        self.by_key.get(key).map_or(&[], Claimants::list)
     }
 
     pub fn keys(&self) -> impl Iterator<Item = &FrontendKey> {
@@ -114,7 +126,9 @@ impl Claims {
     pub fn conflicts(&self) -> impl Iterator<Item = (&FrontendKey, &Claim, &[Claim])> {
         self.by_key.iter().filter_map(|(key, claimants)| {
             let (winner, losers) = claimants.list().split_first()?;
-            let real = key.protocol.is_some() && losers.iter().any(|l| l.service != winner.service);
+            // Two owners of one nodePort meet at the wildcard; once is enough to say so.
+            let repeated = winner.kind == Kind::NodePort && !key.is_node_port_row();
+            let real = key.protocol.is_some() && !repeated && losers.iter().any(|l| l.service != winner.service);
             real.then_some((key, winner, losers))
         })
     }

@@ -94,7 +94,7 @@ struct Work<'a, M> {
     outcome: Outcome,
     /// Headers that also say what NodePorts at other nodes' addresses get: after the rows of those nodes.
     late: Vec<(ServiceName, Op)>,
-    /// Rows that a miss falls back to, above which a row could not be written.
+    /// Fallbacks that could not be written, or above which a row could not.
     missing: HashMap<FrontendKey, MapError>,
 }
 

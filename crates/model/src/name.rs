@@ -3,7 +3,9 @@
 
 use crate::address::Family;
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -66,13 +68,26 @@ impl FromStr for Protocol {
     }
 }
 
-/// Cluster, namespace and name of a Service. One pointer: clones are cheap.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServiceName(Arc<(Name, Name, Name)>);
+/// Cluster, namespace and name of a Service. One pointer: clones are cheap. Everything is found by it, so it knows its
+/// hash, and two of them are mostly told apart or found equal by one look.
+#[derive(Clone)]
+pub struct ServiceName(Arc<FullName>);
+
+struct FullName {
+    hash: u64,
+    /// The three after each other.
+    text: Box<str>,
+    /// Where the first and the second end.
+    ends: [u32; 2],
+}
 
 impl ServiceName {
     pub fn new(cluster: &str, namespace: &str, name: &str) -> ServiceName {
-        ServiceName(Arc::new((cluster.into(), namespace.into(), name.into())))
+        let text: Box<str> = [cluster, namespace, name].concat().into();
+        let ends = [cluster.len() as u32, (cluster.len() + namespace.len()) as u32];
+        let mut hasher = DefaultHasher::new();
+        (cluster, namespace, name).hash(&mut hasher);
+        ServiceName(Arc::new(FullName { hash: hasher.finish(), text, ends }))
     }
 
     pub fn local(namespace: &str, name: &str) -> ServiceName {
@@ -80,15 +95,46 @@ impl ServiceName {
     }
 
     pub fn cluster(&self) -> &str {
-        &self.0.0
+        &self.0.text[..self.0.ends[0] as usize]
     }
 
     pub fn namespace(&self) -> &str {
-        &self.0.1
+        &self.0.text[self.0.ends[0] as usize..self.0.ends[1] as usize]
     }
 
     pub fn name(&self) -> &str {
-        &self.0.2
+        &self.0.text[self.0.ends[1] as usize..]
+    }
+
+    fn parts(&self) -> (&str, &str, &str) {
+        (self.cluster(), self.namespace(), self.name())
+    }
+}
+
+impl PartialEq for ServiceName {
+    fn eq(&self, other: &ServiceName) -> bool {
+        let (a, b) = (&*self.0, &*other.0);
+        Arc::ptr_eq(&self.0, &other.0) || a.hash == b.hash && a.ends == b.ends && a.text == b.text
+    }
+}
+
+impl Eq for ServiceName {}
+
+impl Ord for ServiceName {
+    fn cmp(&self, other: &ServiceName) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.parts().cmp(&other.parts()) }
+    }
+}
+
+impl PartialOrd for ServiceName {
+    fn partial_cmp(&self, other: &ServiceName) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Hash for ServiceName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.hash);
     }
 }
 
@@ -208,5 +254,18 @@ impl fmt::Display for SetName {
 impl fmt::Debug for SetName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_ordered_by_their_parts() {
+        let [a, b] = [ServiceName::local("a", "x"), ServiceName::local("a-b", "x")];
+        assert!(a < b && a != b && a == ServiceName::local("a", "x"));
+        assert_ne!(ServiceName::local("a", "bc"), ServiceName::local("ab", "c"));
+        assert_eq!((b.cluster(), b.namespace(), b.name()), (LOCAL_CLUSTER, "a-b", "x"));
     }
 }

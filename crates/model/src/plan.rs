@@ -2,13 +2,13 @@
 
 use crate::address::{Address, Family};
 use crate::claim::Claim;
-use crate::fact::{Policy, Refusal, Service, ServicePort, Slice};
+use crate::fact::{Endpoint, Policy, Refusal, Service, ServicePort, Slice};
 use crate::name::{Audience, Name, PortName, SetName, SetRole};
 use crate::row::{FrontendKey, Kind, MAX_SLOTS, Rule, WhenEmpty};
 use crate::rules::{ExternalIps, LocalPolicy, Rules};
 use crate::select::{Candidate, Place, Selection, select};
 use ipnet::IpNet;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BackendPlan {
@@ -60,18 +60,16 @@ impl ServicePlan {
 pub struct Surroundings<'a> {
     pub rules: &'a Rules,
     pub place: Place,
-    /// Addresses that count as this node's own when an endpoint names no node.
-    pub own: BTreeSet<Address>,
+    /// Whose address is whose: an endpoint that names no node (`default/kubernetes`) stands where its address is.
+    pub hosts: &'a BTreeMap<Address, Name>,
     /// Other nodes, with the addresses at which their NodePorts answer.
     pub others: &'a [(Name, Vec<Address>)],
 }
 
 impl Surroundings<'_> {
-    fn is_local(&self, endpoint: &crate::fact::Endpoint) -> bool {
-        match &endpoint.node {
-            Some(node) => *node == self.rules.node_name,
-            None => self.own.contains(&endpoint.address),
-        }
+    fn candidate(&self, endpoint: &Endpoint, port: u16) -> Candidate {
+        let node = endpoint.node.as_ref().or_else(|| self.hosts.get(&endpoint.address));
+        Candidate::new(endpoint, port, node.cloned(), node == Some(&self.rules.node_name))
     }
 }
 
@@ -104,8 +102,7 @@ pub fn candidates<'a>(
     for slice in slices.filter(|s| s.family == family) {
         let named = |p: &&crate::fact::SlicePort| p.name == port.name && p.protocol == port.protocol;
         for slice_port in slice.ports.iter().filter(named) {
-            let candidate = |e| Candidate::new(e, slice_port.port, around.is_local(e));
-            found.extend(slice.endpoints.iter().map(candidate));
+            found.extend(slice.endpoints.iter().map(|e| around.candidate(e, slice_port.port)));
         }
     }
     found

@@ -3,7 +3,7 @@
 //! Cost follows the change: an event marks the services that depend on it, and only those are planned again.
 //! Indexes: slice -> service, address -> claimants in order, node -> services (those with external Local).
 
-use crate::address::Address;
+use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};
 use crate::diff::Outcome;
 use crate::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
@@ -32,33 +32,37 @@ pub struct Planner {
     slices: HashMap<ServiceName, BTreeMap<SliceName, Slice>>,
     slice_owner: HashMap<SliceName, ServiceName>,
     nodes: BTreeMap<Name, Node>,
-    /// Derived from `nodes`, kept because every plan asks.
+    /// Derived from `nodes` and the interfaces, kept because every plan asks.
+    hosts: BTreeMap<Address, Name>,
     others: Vec<(Name, Vec<Address>)>,
     claims: Claims,
     claimed: HashMap<ServiceName, Box<[FrontendKey]>>,
     refusals: HashMap<ServiceName, Vec<Refusal>>,
-    /// Planned again when another node changes.
-    with_node_rows: HashSet<ServiceName>,
+    /// Planned again when another node changes: external Local, or an endpoint that names no node.
+    by_nodes: HashSet<ServiceName>,
     dirty: BTreeSet<ServiceName>,
     nodes_dirty: bool,
 }
 
 impl Planner {
     pub fn new(rules: Rules) -> Planner {
-        Planner {
+        let mut planner = Planner {
             rules,
             services: HashMap::new(),
             slices: HashMap::new(),
             slice_owner: HashMap::new(),
             nodes: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             others: Vec::new(),
             claims: Claims::default(),
             claimed: HashMap::new(),
             refusals: HashMap::new(),
-            with_node_rows: HashSet::new(),
+            by_nodes: HashSet::new(),
             dirty: BTreeSet::new(),
             nodes_dirty: true,
-        }
+        };
+        planner.derive_nodes();
+        planner
     }
 
     pub fn rules(&self) -> &Rules {
@@ -69,7 +73,7 @@ impl Planner {
     pub fn set_own_addresses(&mut self, addresses: Vec<Address>) {
         if self.rules.own_addresses != addresses {
             self.rules.own_addresses = addresses;
-            self.nodes_dirty = true;
+            self.derive_nodes();
             self.mark_all();
         }
     }
@@ -153,18 +157,34 @@ impl Planner {
         self.node_changed(&name)
     }
 
-    /// Our own node's zone and addresses matter to every service, another node's only to those with rows for it.
+    /// Our own node's zone and addresses matter to every service, another node's only to some.
     fn node_changed(&mut self, name: &Name) -> bool {
-        self.nodes_dirty = true;
+        self.derive_nodes();
         if *name == self.rules.node_name {
             self.mark_all();
         } else {
-            self.dirty.extend(self.with_node_rows.iter().cloned());
+            self.dirty.extend(self.by_nodes.iter().cloned());
         }
-        let other = |n: &&Node| n.name != self.rules.node_name;
-        let addresses = |n: &Node| (n.name.clone(), self.rules.node_port_addresses_of(n));
-        self.others = self.nodes.values().filter(other).map(addresses).collect();
         true
+    }
+
+    /// An address of ours is ours, whatever another Node says (nodes behind one NAT show one address).
+    fn derive_nodes(&mut self) {
+        self.nodes_dirty = true;
+        let own_name = &self.rules.node_name;
+        let own_status = self.own_node().into_iter().flat_map(|n| n.addresses.iter().map(|(_, a)| *a));
+        let own: BTreeSet<Address> = self.rules.own_addresses.iter().copied().chain(own_status).collect();
+        let mut hosts: BTreeMap<Address, Name> = own.iter().map(|a| (*a, own_name.clone())).collect();
+        let mut others = Vec::new();
+        for node in self.nodes.values().filter(|n| n.name != *own_name) {
+            for (_, address) in &node.addresses {
+                hosts.entry(*address).or_insert_with(|| node.name.clone());
+            }
+            let mut at = self.rules.node_port_addresses_of(node);
+            at.retain(|address| !own.contains(address));
+            others.push((node.name.clone(), at));
+        }
+        (self.hosts, self.others) = (hosts, others);
     }
 
     pub fn own_node(&self) -> Option<&Node> {
@@ -193,17 +213,17 @@ impl Planner {
     fn plan_again(&mut self, names: BTreeSet<ServiceName>) -> Delta {
         let mut delta = Delta::default();
         let mut keys: HashSet<FrontendKey> = HashSet::new();
-        let own = self.own();
         for name in names {
-            let plan = self.plan(&name, &own);
+            let plan = self.plan(&name);
             self.claim(&name, plan.as_ref(), &mut keys);
             delta.services.push((name, plan));
         }
+        self.add_node_rows(&mut keys);
         // Who inherits a key from a service that lost it may not have its set programmed yet.
         let planned: HashSet<ServiceName> = delta.services.iter().map(|(name, _)| name.clone()).collect();
         let winners = keys.iter().filter_map(|key| self.claims.winner(key)).map(|claim| claim.service.clone());
         let heirs: BTreeSet<ServiceName> = winners.filter(|name| !planned.contains(name)).collect();
-        delta.services.extend(heirs.into_iter().map(|name| (name.clone(), self.plan(&name, &own))));
+        delta.services.extend(heirs.into_iter().map(|name| (name.clone(), self.plan(&name))));
         for plan in delta.services.iter_mut().filter_map(|(_, plan)| plan.as_mut()) {
             plan.keep_used(&self.claims);
         }
@@ -215,26 +235,32 @@ impl Planner {
         delta
     }
 
-    fn own(&self) -> BTreeSet<Address> {
-        let mut own: BTreeSet<Address> = self.rules.own_addresses.iter().copied().collect();
-        own.extend(self.own_node().iter().flat_map(|n| n.addresses.iter().map(|(_, a)| *a)));
-        own
+    /// With a nodePort's owner change its rows at other nodes' addresses.
+    fn add_node_rows(&self, keys: &mut HashSet<FrontendKey>) {
+        let mut more = Vec::new();
+        for wildcard in keys.iter().filter(|key| key.is_node_port_row()) {
+            let claimants = self.claims.claimants(wildcard).iter().map(|claim| &claim.service);
+            let claimed = claimants.filter_map(|name| self.claimed.get(name)).flat_map(|keys| keys.iter());
+            more.extend(claimed.filter(|key| key.fallbacks()[1] == *wildcard).copied());
+        }
+        keys.extend(more);
     }
 
     pub fn surroundings(&self) -> Surroundings<'_> {
-        self.surroundings_with(self.own())
-    }
-
-    fn surroundings_with(&self, own: BTreeSet<Address>) -> Surroundings<'_> {
         let zone = self.own_node().and_then(|n| n.zone.clone());
         let place = Place { node: self.rules.node_name.clone(), zone };
-        Surroundings { rules: &self.rules, place, own, others: &self.others }
+        Surroundings { rules: &self.rules, place, hosts: &self.hosts, others: &self.others }
     }
 
-    fn plan(&self, name: &ServiceName, own: &BTreeSet<Address>) -> Option<ServicePlan> {
+    fn plan(&self, name: &ServiceName) -> Option<ServicePlan> {
         let service = self.services.get(name)?;
-        let slices = self.slices.get(name).into_iter().flat_map(BTreeMap::values);
-        Some(plan_service(service, slices, &self.surroundings_with(own.clone())))
+        Some(plan_service(service, self.slices_of(name), &self.surroundings()))
+    }
+
+    fn depends_on_nodes(&self, name: &ServiceName) -> bool {
+        let nameless = |slice: &Slice| slice.endpoints.iter().any(|e| e.node.is_none());
+        self.services.get(name).is_some_and(|s| s.external_local() && s.has_node_ports)
+            || self.slices_of(name).any(nameless)
     }
 
     /// Replaces what the service claims and notes every key whose winner may differ now.
@@ -244,7 +270,7 @@ impl Planner {
             keys.insert(*key);
         }
         self.refusals.remove(name);
-        self.with_node_rows.remove(name);
+        self.by_nodes.remove(name);
         let Some(plan) = plan else { return };
         for (key, claim) in &plan.claims {
             self.claims.add(*key, claim.clone());
@@ -254,8 +280,8 @@ impl Planner {
         if !plan.refusals.is_empty() {
             self.refusals.insert(name.clone(), plan.refusals.clone());
         }
-        if self.services.get(name).is_some_and(|s| s.external_local() && s.has_node_ports) {
-            self.with_node_rows.insert(name.clone());
+        if self.depends_on_nodes(name) {
+            self.by_nodes.insert(name.clone());
         }
     }
 
@@ -268,10 +294,8 @@ impl Planner {
         for address in self.rules.own_node_port_addresses(self.own_node()) {
             rows.insert(address, row(true, false));
         }
-        if self.rules.localhost_node_ports() {
-            for ip in ["127.0.0.1", "::1"] {
-                rows.insert(Address::from(ip.parse::<std::net::IpAddr>().expect("a literal")), row(true, true));
-            }
+        for family in Family::BOTH.into_iter().filter(|family| self.rules.localhost_node_ports(*family)) {
+            rows.insert(Address::loopback(family), row(true, true));
         }
         rows
     }

@@ -66,12 +66,7 @@ pub fn resolve(rows: &Rows, dial: &Dial, empty_local: EmptyLocal) -> Verdict {
 
 /// 0.0.0.0 and :: as a destination mean loopback.
 fn settle_any(address: Address) -> Address {
-    let loopback = |text: &str| Address::from(text.parse::<std::net::IpAddr>().expect("a literal"));
-    match address {
-        Address::ANY_V4 => loopback("127.0.0.1"),
-        Address::ANY_V6 => loopback("::1"),
-        other => other,
-    }
+    if address.is_any() { Address::loopback(address.family()) } else { address }
 }
 
 fn find(rows: &Rows, dial: &Dial) -> Option<Found> {

@@ -77,13 +77,11 @@ impl Rules {
         self.choose(&all, primary)
     }
 
-    pub fn localhost_node_ports(&self) -> bool {
-        let localhost = |a: &NodePortAddress| match a {
-            NodePortAddress::Localhost | NodePortAddress::All => true,
-            NodePortAddress::Range(net) => net.addr().is_loopback() || net.prefix_len() == 0,
-            NodePortAddress::Primary => false,
-        };
-        self.node_port_addresses.iter().any(localhost)
+    /// Whether NodePorts answer at this family's loopback addresses.
+    pub fn localhost_node_ports(&self, family: Family) -> bool {
+        let loopback = Address::loopback(family);
+        self.node_port_addresses.contains(&NodePortAddress::Localhost)
+            || !self.choose_family(family, &[loopback], None).is_empty()
     }
 
     fn choose(&self, all: &[Address], primary: impl Fn(Family) -> Option<Address>) -> Vec<Address> {

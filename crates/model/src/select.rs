@@ -25,15 +25,15 @@ pub struct Candidate {
     pub serving: bool,
     pub terminating: bool,
     pub local: bool,
+    /// Where it stands, as far as is known.
     pub node: Option<Name>,
     pub hints: Option<Box<Hints>>,
 }
 
 impl Candidate {
-    pub fn new(endpoint: &Endpoint, port: u16, local: bool) -> Candidate {
+    pub fn new(endpoint: &Endpoint, port: u16, node: Option<Name>, local: bool) -> Candidate {
         let Endpoint { address, ready, serving, terminating, .. } = *endpoint;
-        let (node, hints) = (endpoint.node.clone(), endpoint.hints.clone());
-        Candidate { address, port, ready, serving, terminating, local, node, hints }
+        Candidate { address, port, ready, serving, terminating, local, node, hints: endpoint.hints.clone() }
     }
 
     /// Only used when nothing is ready: it still answers, on its way out.
@@ -98,17 +98,13 @@ impl Selection {
     }
 }
 
+/// Of equals the first counts (slices come in the order of their names); who knows the node says where it stands.
 fn merge(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
-    candidates.sort_by(|a, b| {
-        (a.address, a.port)
-            .cmp(&(b.address, b.port))
-            .then_with(|| b.rank().cmp(&a.rank()))
-            .then_with(|| a.node.cmp(&b.node))
-    });
+    candidates.sort_by(|a, b| (a.address, a.port, b.rank()).cmp(&(b.address, b.port, a.rank())));
     candidates.dedup_by(|later, kept| {
         let same = (later.address, later.port) == (kept.address, kept.port);
-        if same && later.rank() == kept.rank() {
-            kept.local |= later.local;
+        if same && later.rank() == kept.rank() && kept.node.is_none() {
+            (kept.node, kept.local) = (later.node.take(), later.local);
         }
         same
     });

@@ -132,14 +132,19 @@ impl Tables {
         match row.kind {
             NameKind::Node => drop(self.nodes.insert(row.text.as_str().into(), id)),
             NameKind::ServicePort => {
-                let Some(name) = PortName::from_text(&row.text) else { return };
-                let entry = self.numbers.entry(name.service.clone()).or_insert((row.number, 0));
-                entry.1 += 1;
-                self.next_number = self.next_number.max(row.number + 1);
-                self.owners.insert(name, id);
+                if let Some(name) = PortName::from_text(&row.text) {
+                    self.index_port_name(id, name, row.number);
+                }
             }
             NameKind::Policy => {}
         }
+    }
+
+    fn index_port_name(&mut self, id: OwnerId, name: PortName, number: u32) {
+        let entry = self.numbers.entry(name.service.clone()).or_insert((number, 0));
+        entry.1 += 1;
+        self.next_number = self.next_number.max(number + 1);
+        self.owners.insert(name, id);
     }
 
     fn index_set(&mut self, id: SetId, row: &SetRow, name: Option<SetName>) {
@@ -342,6 +347,14 @@ impl Tables {
                 }
             }
             _ => {}
+        }
+        self.rows.apply(op);
+    }
+
+    /// A fresh name row of a service port: the caller has the name that the text would only be another copy of.
+    pub(crate) fn apply_port_name(&mut self, op: &Op, name: &PortName) {
+        if let Op::Name(id, Some(row)) = op {
+            self.index_port_name(*id, name.clone(), row.number);
         }
         self.rows.apply(op);
     }

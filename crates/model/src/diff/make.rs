@@ -63,7 +63,10 @@ impl<M: Maps> Work<'_, M> {
         let id = self.tables.take_owner()?;
         let number = self.tables.number_of(&name.service);
         self.write(Op::ZeroCounters(id))?;
-        self.write(Op::Name(id, Some(NameRow { kind: NameKind::ServicePort, number, text: name.to_text() })))?;
+        let op = Op::Name(id, Some(NameRow { kind: NameKind::ServicePort, number, text: name.to_text() }));
+        self.maps.write(&op)?;
+        self.outcome.ops += 1;
+        self.tables.apply_port_name(&op, name);
         self.tables.touched.owners.insert(id);
         Ok(id)
     }

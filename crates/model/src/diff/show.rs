@@ -192,10 +192,11 @@ impl<M: Maps> Work<'_, M> {
 
     /// Without this row a dial would fall through to one that should be gone or is not yet there, or to none.
     fn is_held(&self, key: &FrontendKey, row: &FrontendRow, service: Option<&ServiceName>) -> bool {
-        let going = |below: &FrontendKey| self.tables.touched.frontends.contains(below);
+        let unsettled =
+            |below: &FrontendKey| self.tables.touched.frontends.contains(below) || self.missing.contains_key(below);
         service.is_some_and(|service| self.outcome.failed.contains_key(service))
             || row.kind == Kind::NodePort && self.outcome.nodes_failed.is_some()
-            || key.tier() == Tier::Exact && key.fallbacks().iter().any(going)
+            || key.tier() == Tier::Exact && key.fallbacks().iter().any(unsettled)
             || self.missing.contains_key(key)
     }
 }

@@ -3,9 +3,11 @@
 use beeline_model::op::{MapError, Maps, Memory, Op};
 use beeline_model::row::{Rows, Sizes};
 
+pub type Seen<'a> = Box<dyn FnMut(&Rows, &Op) + 'a>;
+
 pub struct Watched<'a> {
     pub inner: &'a mut Memory,
-    pub seen: Box<dyn FnMut(&Rows, &Op) + 'a>,
+    pub seen: Seen<'a>,
 }
 
 impl Maps for Watched<'_> {

@@ -16,12 +16,19 @@ const NODES: [&str; 4] = [OWN_NODE, "n2", "n3", "n4"];
 const ZONES: [&str; 2] = ["east", "west"];
 const SERVICES: [(&str, &str); 5] = [("a", "web"), ("a", "dns"), ("b", "web"), ("b", "api"), ("c", "db")];
 const SLICES: [&str; 7] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6"];
-const PORT_NAMES: [&str; 3] = ["", "http", "dns"];
+/// What is not a pair that a slice has may still be its name or its protocol alone.
+const PAIRS: [(&str, Protocol); 6] = [
+    ("", Protocol::Tcp),
+    ("http", Protocol::Tcp),
+    ("dns", Protocol::Udp),
+    ("dns", Protocol::Tcp),
+    ("http", Protocol::Udp),
+    ("", Protocol::Sctp),
+];
 /// Service ports and nodePorts share two numbers.
 const PORTS: [u16; 4] = [80, 53, 30001, 30002];
 const NODE_PORTS: [u16; 4] = [0, 30001, 30002, 80];
 const TARGETS: [u16; 3] = [8080, 8081, 53];
-const PROTOCOLS: [Protocol; 4] = [Protocol::Tcp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
 const CLUSTER_V4: [&str; 4] = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "10.97.0.4"];
 const CLUSTER_V6: [&str; 3] = ["fd00:96::1", "fd00:96::2", "fd00:97::3"];
@@ -81,9 +88,23 @@ impl World {
         World { rng, facts: Facts::default(), rules }
     }
 
+    /// A cluster that has been there for a while.
+    pub fn populate(&mut self) -> Vec<Fact> {
+        let mut facts = Vec::new();
+        for kind in [0, 0, 0, 0, 0, 0, 17, 17, 17, 8, 8, 8, 8, 8, 8, 8, 8] {
+            facts.push(self.change_of(kind));
+        }
+        facts
+    }
+
     /// One random change; the facts know it already.
     pub fn change(&mut self) -> Fact {
-        let fact = match self.rng.u8(0..20) {
+        let kind = self.rng.u8(0..20);
+        self.change_of(kind)
+    }
+
+    fn change_of(&mut self, kind: u8) -> Fact {
+        let fact = match kind {
             0..7 => Fact::Service(self.service()),
             7 => Fact::ServiceGone(self.service_name()),
             8..16 => Fact::Slice(self.slice()),
@@ -117,8 +138,27 @@ impl World {
         SliceName { cluster: LOCAL_CLUSTER.into(), namespace: "a".into(), name: self.pick(&SLICES).into() }
     }
 
+    /// A dial that some service may well know.
+    pub fn aimed_dial(&mut self) -> Option<Dial> {
+        let services: Vec<&Service> = self.facts.services.values().collect();
+        let service = (*services.get(self.rng.usize(..services.len().max(1)))?).clone();
+        let port = service.ports.get(self.rng.usize(..service.ports.len()))?;
+        let mut at: Vec<(Address, u16)> = Vec::new();
+        for addresses in [&service.cluster_ips, &service.load_balancer_ips, &service.external_ips] {
+            at.extend(addresses.iter().map(|a| (*a, port.port)));
+        }
+        let nodes = ["172.18.0.2", "172.18.0.3", "172.18.0.4", "203.0.113.3", "fd00:18::3", "127.0.0.1", "::1"];
+        if at.is_empty() || self.one_in(3) {
+            at = nodes.iter().map(|a| (address(a), port.node_port)).collect();
+        }
+        let (to, number) = self.pick(&at);
+        let sources: Vec<Address> = SOURCES.map(address).into_iter().filter(|s| s.family() == to.family()).collect();
+        let source = (!self.one_in(4)).then(|| self.pick(&sources));
+        Some(Dial { source, host: self.rng.bool(), ..Dial::to(to, number, port.protocol) })
+    }
+
     fn policy(&mut self) -> Policy {
-        if self.rng.bool() { Policy::Cluster } else { Policy::Local }
+        if self.one_in(3) { Policy::Local } else { Policy::Cluster }
     }
 
     fn service(&mut self) -> Service {
@@ -156,7 +196,7 @@ impl World {
     fn service_ports(&mut self) -> Vec<ServicePort> {
         let mut ports: Vec<ServicePort> = Vec::new();
         for _ in 0..self.rng.usize(1..4) {
-            let (name, protocol) = (self.pick(&PORT_NAMES), self.pick(&PROTOCOLS));
+            let (name, protocol) = self.pick(&PAIRS);
             let (port, node_port) = (self.pick(&PORTS), self.pick(&NODE_PORTS));
             let clashes = |p: &ServicePort| {
                 let same_number = p.port == port || (node_port != 0 && p.node_port == node_port);
@@ -181,13 +221,15 @@ impl World {
         }
     }
 
+    /// Some that its service asks for and some that it does not.
     fn slice_ports(&mut self) -> Vec<SlicePort> {
-        let port = |world: &mut World, name: &str| SlicePort {
-            name: name.into(),
-            protocol: world.pick(&PROTOCOLS),
-            port: world.pick(&TARGETS),
-        };
-        PORT_NAMES.iter().filter_map(|name| (!self.one_in(3)).then(|| port(self, name))).collect()
+        let mut ports = Vec::new();
+        for (name, protocol) in PAIRS {
+            if !self.one_in(5) {
+                ports.push(SlicePort { name: name.into(), protocol, port: self.pick(&TARGETS) });
+            }
+        }
+        ports
     }
 
     fn endpoint(&mut self, family: Family, count: usize) -> Endpoint {
@@ -303,8 +345,8 @@ pub fn dials() -> Vec<Dial> {
         }
         dials.push(Dial::to(address(at), 30001, Protocol::Tcp));
         dials.push(Dial::to(address(at), 80, Protocol::Sctp));
-        for source in SOURCES {
-            let source = Some(address(source));
+        let own_family = |source: &Address| source.family() == address(at).family();
+        for source in SOURCES.map(address).into_iter().filter(own_family).map(Some) {
             dials.push(Dial { source, ..Dial::to(address(at), 80, Protocol::Tcp) });
             dials.push(Dial { source, ..Dial::to(address(at), 30001, Protocol::Udp) });
         }
