@@ -69,7 +69,8 @@ struct filter {
 
 /* ---- frontend: what is dialled ---- */
 struct frontend_key {
-    struct address address; /* 0.0.0.0 (mapped) or :: for a NodePort, under the node's cluster instead of a view */
+    struct address
+        address; /* 0.0.0.0 (mapped) or :: for a NodePort, under the node's cluster instead of a view */
     __u32 view;
     __be16 port; /* 0 with protocol 0: "this ClusterIP is known" */
     __u8 protocol;
@@ -105,12 +106,14 @@ enum role {
 
 enum when_empty {
     EMPTY_REFUSE = 0, /* the service has no endpoint anywhere */
-    EMPTY_FAIL = 1, /* others exist, but not in this set or not for this dialler: empty_local decides */
+    EMPTY_FAIL =
+        1, /* others exist, but not in this set or not for this dialler: empty_local decides */
 };
 
 enum set_flag {
     SET_SOURCE_RANGES = 1, /* the dialler's address must be in map `source` */
-    SET_OWN_NODE = 2, /* as a NodePort for our own addresses only (external Local); others: when_empty */
+    SET_OWN_NODE =
+        2, /* as a NodePort for our own addresses only (external Local); others: when_empty */
     SET_SELF_NEXT = 4, /* a member that dials it goes to the next set */
     SET_V6 = 8, /* the family, which an empty set's members do not tell */
 };
@@ -207,7 +210,8 @@ struct counters {
 enum stat {
     STAT_RECORD_FAILED = 0, /* a socket record could not be stored */
     STAT_RECORD_OVERFLOW = 1, /* a UDP socket talks to more services than its record holds */
-    STAT_SEND_FAILED = 2, /* an unconnected send was failed, as its reply could not have been shown */
+    STAT_SEND_FAILED =
+        2, /* an unconnected send was failed, as its reply could not have been shown */
     STAT_EVENT_LOST = 3,
     STAT_SOURCE_UNKNOWN = 4,
     STAT_BOUND_LOOPBACK = 5, /* left alone: the socket is bound to a loopback address */
@@ -379,7 +383,7 @@ struct siege {
     __u64 wrong;
     __u64 took; /* ns */
     __u32 spread; /* > 1: the dialled v4 address is counted up by a random number below this */
-    __u32 pad2;
+    __u32 linger; /* ns that one dial in 64 waits after its look, as one that meets an interrupt there */
 };
 
 /* A connected UDP socket with a record, as the survey reports it. */
@@ -390,6 +394,10 @@ struct surveyed {
     __u64 inode;
     __u32 netns_inode;
     __u32 epoch;
+    struct address local; /* with local_port and device: what netlink finds a socket by */
+    __be16 local_port;
+    __u16 pad;
+    __u32 device;
 };
 
 #ifndef BEELINE_OTHER_LAYOUT
@@ -407,3 +415,4 @@ _Static_assert(sizeof(struct counters) == 64, "counters");
 _Static_assert(sizeof(struct event) == 96, "event");
 _Static_assert(sizeof(struct dial) == 72, "dial");
 _Static_assert(sizeof(struct verdict) == 40, "verdict");
+_Static_assert(sizeof(struct surveyed) == 104, "surveyed");

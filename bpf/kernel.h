@@ -105,11 +105,15 @@ typedef struct {
 
 struct sock_common {
     __be32 skc_daddr;
+    __be32 skc_rcv_saddr;
     __be16 skc_dport;
+    __u16 skc_num;
     unsigned short skc_family;
     volatile unsigned char skc_state;
+    int skc_bound_dev_if;
     possible_net_t skc_net;
     struct in6_addr skc_v6_daddr;
+    struct in6_addr skc_v6_rcv_saddr;
     atomic64_t skc_cookie;
 } KERNEL_STRUCT;
 

@@ -17,19 +17,29 @@ struct {
 
 extern int bpf_sock_destroy(struct sock_common *sk) __ksym __weak;
 
+static __always_inline struct address wide(const struct in6_addr *a)
+{
+    struct address wide = { .word = { a->in6_u.u6_addr32[0], a->in6_u.u6_addr32[1],
+                                      a->in6_u.u6_addr32[2], a->in6_u.u6_addr32[3] } };
+
+    return wide;
+}
+
+static __always_inline struct address narrow(__be32 a)
+{
+    struct address mapped = { .word = { 0, 0, bpf_htonl(0xffff), a } };
+
+    return mapped;
+}
+
 static __always_inline bool still_connected(struct sock *sk, const struct peer *p)
 {
-    struct address a = { .word = { 0, 0, bpf_htonl(0xffff), sk->__sk_common.skc_daddr } };
+    struct sock_common *c = &sk->__sk_common;
+    struct address a;
 
-    if (sk->__sk_common.skc_state != SK_ESTABLISHED || !p->chosen_port ||
-        sk->__sk_common.skc_dport != p->chosen_port)
+    if (c->skc_state != SK_ESTABLISHED || !p->chosen_port || c->skc_dport != p->chosen_port)
         return false;
-    if (!is_v4(&p->chosen)) {
-        a.word[0] = sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32[0];
-        a.word[1] = sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32[1];
-        a.word[2] = sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32[2];
-        a.word[3] = sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32[3];
-    }
+    a = is_v4(&p->chosen) ? narrow(c->skc_daddr) : wide(&c->skc_v6_daddr);
     return same_address(&a, &p->chosen);
 }
 
@@ -37,11 +47,15 @@ static __always_inline void tell(struct seq_file *seq, struct sock *sk, const st
                                  const struct udp_record *r)
 {
     struct surveyed s = { .peer = *p };
+    struct sock_common *c = &sk->__sk_common;
 
-    s.cookie = r ? r->cookie : sk->__sk_common.skc_cookie.counter;
+    s.local = is_v4(&p->chosen) ? narrow(c->skc_rcv_saddr) : wide(&c->skc_v6_rcv_saddr);
+    s.local_port = bpf_htons(c->skc_num);
+    s.device = c->skc_bound_dev_if;
+    s.cookie = r ? r->cookie : c->skc_cookie.counter;
     s.netns = r ? r->netns : 0;
     s.epoch = r ? r->epoch : 0;
-    s.netns_inode = sk->__sk_common.skc_net.net->ns.inum;
+    s.netns_inode = c->skc_net.net->ns.inum;
     s.inode = BPF_CORE_READ(sk, sk_socket, file, f_inode, i_ino);
     bpf_seq_write(seq, &s, sizeof(s));
 }

@@ -1,5 +1,6 @@
-//! Destroying a socket by netlink, for kernels before 6.5 where a program cannot. By cookie; the small race: a socket that
-//! is connected elsewhere between the survey and this call is destroyed all the same.
+//! Destroying a socket by netlink, for kernels before 6.5 where a program cannot. The kernel finds it by both of its ends,
+//! as a packet from its peer would, and compares the cookie; the small race: a socket that is connected elsewhere after the
+//! kernel has found it is destroyed all the same.
 //!
 //! Written by hand: one fixed message; the netlink crates have no SOCK_DESTROY.
 
@@ -9,6 +10,8 @@ use rustix::net::{AddressFamily, SocketType};
 
 const SOCK_DESTROY: u16 = 21;
 const IPPROTO_UDP: u8 = 17;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
 
 /// struct nlmsghdr + struct inet_diag_req_v2.
 #[repr(C)]
@@ -33,20 +36,22 @@ struct Request {
 }
 
 pub fn destroy(victim: &abi::surveyed) -> bool {
-    let v4 = victim.peer.chosen.word[..3] == [0, 0, 0xffffu32.to_be()];
-    // An AF_INET6 socket with a mapped peer is found under its own family.
-    [2u8, 10].iter().filter(|family| v4 || **family == 10).any(|family| request(victim, *family))
-}
-
-fn request(victim: &abi::surveyed, family: u8) -> bool {
     const NLM_F_REQUEST_ACK: u16 = 5;
+    let v4 = victim.peer.chosen.word[..3] == [0, 0, 0xffffu32.to_be()];
+    // An AF_INET6 socket with a mapped peer is found as IPv4.
+    let ends = |address: &abi::address| if v4 { [address.word[3], 0, 0, 0] } else { address.word };
     let request = Request {
         length: size_of::<Request>() as u32,
         kind: SOCK_DESTROY,
         flags: NLM_F_REQUEST_ACK,
-        family,
+        family: if v4 { AF_INET } else { AF_INET6 },
         protocol: IPPROTO_UDP,
         states: u32::MAX,
+        source_port: victim.local_port,
+        destination_port: victim.peer.chosen_port,
+        source: ends(&victim.local),
+        destination: ends(&victim.peer.chosen),
+        interface: victim.device,
         cookie: [victim.cookie as u32, (victim.cookie >> 32) as u32],
         ..Default::default()
     };
