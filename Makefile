@@ -30,9 +30,10 @@ demo: ## the main job on an embedded example: backends, agent, dials, one table;
 	cargo build --workspace
 	target/debug/demo
 
-test-quick: ## the pure crates only: no root, no kernel; BLESS=1 rewrites the golden cases
+test-quick: ## the pure crates and the golden cases; BLESS=1 rewrites the cases (the kernel run of the cases needs root)
 	@scripts/setup.sh build
 	cargo test -p beeline-model -p beeline-cluster
+	cargo test -p beeline --test cases
 
 test: ## all tests, on the real kernel
 	@scripts/setup.sh build test
