@@ -3,10 +3,10 @@
 //! known, never mixed in.
 
 use crate::fact::Service;
+use crate::hash::HashMap;
 use crate::name::{ServiceName, SetName};
 use crate::row::{FrontendKey, Kind};
 use std::cmp::Ordering;
-use std::collections::HashMap;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {

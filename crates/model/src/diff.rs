@@ -12,18 +12,20 @@
 //! A write that fails stops what depends on it and nothing else; the service, the nodes or the leftovers are said to
 //! the caller, and the next round tries them again.
 
+mod admit;
 mod make;
 mod show;
 mod sweep;
 
 use crate::address::Address;
 use crate::fact::Refusal;
+use crate::hash::HashMap;
 use crate::name::{PortName, ServiceName};
 use crate::op::{MapError, Maps, Op};
 use crate::planner::Delta;
 use crate::row::{FrontendKey, Tier};
 use crate::table::Tables;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One grace period serves this many released ids.
 const RECYCLE_AT: usize = 4096;
@@ -52,8 +54,9 @@ impl Outcome {
             reason: if matches!(error, MapError::Full(_)) { "tableFull" } else { "writeFailed" },
             message: match error {
                 MapError::Full(what) => {
+                    let option = size_option(what);
                     format!(
-                        "the {what} table is full: what was programmed before keeps serving; raise --max-services and restart"
+                        "the {what} table is full: what was programmed before keeps serving; raise {option} and restart"
                     )
                 }
                 MapError::Failed(why) => format!("{why}: what was programmed before keeps serving; it is tried again"),
@@ -63,9 +66,26 @@ impl Outcome {
     }
 }
 
+/// What makes this table bigger.
+fn size_option(table: &str) -> &'static str {
+    match table {
+        "frontend" => "--max-frontends (or --max-services)",
+        "backend" => "--max-backends (or --max-services)",
+        "slot" => "--max-slots (or --max-services)",
+        _ => "--max-services",
+    }
+}
+
 /// Brings the maps to the plan. `full`: the delta is the whole plan, so rows that it does not name go.
 pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full: bool) -> Outcome {
-    let mut work = Work { tables, maps, outcome: Outcome::default(), late: Vec::new(), missing: HashMap::new() };
+    let mut work = Work {
+        tables,
+        maps,
+        outcome: Outcome::default(),
+        late: Vec::new(),
+        missing: HashMap::default(),
+        crowded_out: BTreeSet::new(),
+    };
     if work.tables.quarantined() > RECYCLE_AT {
         let _ = work.tables.recycle(work.maps);
     }
@@ -74,6 +94,7 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
             work.make(name, plan);
         }
     }
+    work.admit(delta);
     work.mark_unclaimed(delta, full);
     work.put_frontends(delta, Tier::Exact);
     work.delete_nodes(delta);
@@ -96,6 +117,8 @@ struct Work<'a, M> {
     late: Vec<(ServiceName, Op)>,
     /// Fallbacks that could not be written, or above which a row could not.
     missing: HashMap<FrontendKey, MapError>,
+    /// No room for their new frontends.
+    crowded_out: BTreeSet<ServiceName>,
 }
 
 impl<M: Maps> Work<'_, M> {

@@ -8,6 +8,7 @@ pub mod claim;
 pub mod diff;
 pub mod event;
 pub mod fact;
+pub mod hash;
 pub mod name;
 pub mod op;
 pub mod plan;

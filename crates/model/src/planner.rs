@@ -7,12 +7,13 @@ use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};
 use crate::diff::Outcome;
 use crate::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
+use crate::hash::{HashMap, HashSet};
 use crate::name::{Name, ServiceName};
 use crate::plan::{ServicePlan, Surroundings, plan_service};
 use crate::row::{FrontendKey, NodeRow};
 use crate::rules::Rules;
 use crate::select::Place;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What changed of the plan since it was last asked.
 #[derive(Debug, Default)]
@@ -29,7 +30,8 @@ pub struct Delta {
 pub struct Planner {
     rules: Rules,
     services: HashMap<ServiceName, Service>,
-    slices: HashMap<ServiceName, BTreeMap<SliceName, Slice>>,
+    /// Sorted by name. Most services have one: a tree of its own for each would take ten times the room.
+    slices: HashMap<ServiceName, Vec<Slice>>,
     slice_owner: HashMap<SliceName, ServiceName>,
     nodes: BTreeMap<Name, Node>,
     /// Derived from `nodes` and the interfaces, kept because every plan asks.
@@ -40,7 +42,7 @@ pub struct Planner {
     refusals: HashMap<ServiceName, Vec<Refusal>>,
     /// Planned again when another node changes: external Local, or an endpoint that names no node.
     by_nodes: HashSet<ServiceName>,
-    dirty: BTreeSet<ServiceName>,
+    dirty: HashSet<ServiceName>,
     nodes_dirty: bool,
 }
 
@@ -48,17 +50,17 @@ impl Planner {
     pub fn new(rules: Rules) -> Planner {
         let mut planner = Planner {
             rules,
-            services: HashMap::new(),
-            slices: HashMap::new(),
-            slice_owner: HashMap::new(),
+            services: HashMap::default(),
+            slices: HashMap::default(),
+            slice_owner: HashMap::default(),
             nodes: BTreeMap::new(),
             hosts: BTreeMap::new(),
             others: Vec::new(),
             claims: Claims::default(),
-            claimed: HashMap::new(),
-            refusals: HashMap::new(),
-            by_nodes: HashSet::new(),
-            dirty: BTreeSet::new(),
+            claimed: HashMap::default(),
+            refusals: HashMap::default(),
+            by_nodes: HashSet::default(),
+            dirty: HashSet::default(),
             nodes_dirty: true,
         };
         planner.derive_nodes();
@@ -125,22 +127,27 @@ impl Planner {
 
     fn apply_slice(&mut self, slice: Slice) -> bool {
         let (name, service) = (slice.name.clone(), slice.service.clone());
-        if self.slices.get(&service).and_then(|all| all.get(&name)) == Some(&slice) {
-            return false;
-        }
         // A slice may move to another service.
         if self.slice_owner.get(&name).is_some_and(|owner| *owner != service) {
             self.remove_slice(&name);
         }
-        self.slice_owner.insert(name.clone(), service.clone());
-        self.slices.entry(service.clone()).or_default().insert(name, slice);
+        let all = self.slices.entry(service.clone()).or_default();
+        match all.binary_search_by(|have| have.name.cmp(&name)) {
+            Ok(at) if all[at] == slice => return false,
+            Ok(at) => all[at] = slice,
+            Err(at) => {
+                all.reserve_exact(1);
+                all.insert(at, slice);
+                self.slice_owner.insert(name, service.clone());
+            }
+        }
         self.mark(service)
     }
 
     fn remove_slice(&mut self, name: &SliceName) -> bool {
         let Some(service) = self.slice_owner.remove(name) else { return false };
         if let Some(all) = self.slices.get_mut(&service) {
-            all.remove(name);
+            all.retain(|slice| slice.name != *name);
             if all.is_empty() {
                 self.slices.remove(&service);
             }
@@ -210,9 +217,11 @@ impl Planner {
         self.plan_again(names)
     }
 
-    fn plan_again(&mut self, names: BTreeSet<ServiceName>) -> Delta {
+    fn plan_again(&mut self, names: HashSet<ServiceName>) -> Delta {
         let mut delta = Delta::default();
-        let mut keys: HashSet<FrontendKey> = HashSet::new();
+        let mut names: Vec<ServiceName> = names.into_iter().collect();
+        names.sort_unstable();
+        let mut keys: HashSet<FrontendKey> = HashSet::default();
         for name in names {
             let plan = self.plan(&name);
             self.claim(&name, plan.as_ref(), &mut keys);
@@ -311,7 +320,7 @@ impl Planner {
     }
 
     pub fn slices_of(&self, name: &ServiceName) -> impl Iterator<Item = &Slice> + Clone {
-        self.slices.get(name).into_iter().flat_map(BTreeMap::values)
+        self.slices.get(name).into_iter().flatten()
     }
 
     pub fn slice_count(&self) -> usize {

@@ -2,9 +2,10 @@
 //! map holds, and what the tables mirror; crates/datapath/src/wire.rs turns rows into the kernel's bytes.
 
 use crate::address::{Address, Family};
+use crate::hash::HashMap;
 use crate::name::Protocol;
 use ipnet::IpNet;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 pub type OwnerId = u32;
 pub type SetId = u32;

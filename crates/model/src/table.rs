@@ -8,11 +8,12 @@ mod audit;
 mod id;
 
 use crate::address::Address;
+use crate::hash::{HashMap, HashSet};
 use crate::name::{Audience, Name, PortName, SetName, SetRole};
 use crate::op::{MapError, Maps, Op};
 use crate::row::*;
 use id::{Ids, Stretches};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// An id of any kind, or a stretch of slots: base and length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,18 +85,18 @@ impl Tables {
         let live = rows.reachable_sets();
         rows.sets.retain(|id, _| live.contains(id));
         let mut tables = Tables {
-            owners: HashMap::new(),
-            nodes: HashMap::new(),
-            sets: HashMap::new(),
-            sets_of: HashMap::new(),
-            backends: HashMap::new(),
-            backend_count: HashMap::new(),
-            refs: HashMap::new(),
-            node_refs: HashMap::new(),
+            owners: HashMap::default(),
+            nodes: HashMap::default(),
+            sets: HashMap::default(),
+            sets_of: HashMap::default(),
+            backends: HashMap::default(),
+            backend_count: HashMap::default(),
+            refs: HashMap::default(),
+            node_refs: HashMap::default(),
             touched: Touched::default(),
-            capacity: HashMap::new(),
-            port_refs: HashMap::new(),
-            numbers: HashMap::new(),
+            capacity: HashMap::default(),
+            port_refs: HashMap::default(),
+            numbers: HashMap::default(),
             next_number: 1,
             generation: rows.backends.values().map(|b| b.state.generation).max().unwrap_or(0),
             owner_ids: Ids::restore(1, sizes.names, &rows.names.keys().copied().collect()),
@@ -103,8 +104,8 @@ impl Tables {
             backend_ids: Ids::restore(1, sizes.backends, &rows.backends.keys().copied().collect()),
             stretches: Stretches(BTreeMap::from([(0, sizes.slots)])),
             quarantine: Vec::new(),
-            reserved: HashSet::new(),
-            committed_ranges: HashSet::new(),
+            reserved: HashSet::default(),
+            committed_ranges: HashSet::default(),
             skip_grace: false,
             rows: Rows::default(),
         };

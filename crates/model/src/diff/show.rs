@@ -4,12 +4,12 @@
 use super::Work;
 use crate::address::{Address, Family};
 use crate::claim::Claim;
+use crate::hash::HashSet;
 use crate::name::ServiceName;
 use crate::op::{MapError, Maps, Op};
 use crate::planner::Delta;
 use crate::range;
 use crate::row::*;
-use std::collections::HashSet;
 
 impl<M: Maps> Work<'_, M> {
     /// Rows that the plan no longer has, to be deleted by `delete_frontends`.
@@ -44,7 +44,7 @@ impl<M: Maps> Work<'_, M> {
     fn may_put(&self, key: &FrontendKey, claim: &Claim) -> Result<(), MapError> {
         let missing = || self.outcome.failed.get(&claim.service).or_else(|| self.missing.get(key));
         let error = if key.tier() == Tier::Fallback { missing() } else { None };
-        error.cloned().map_or(Ok(()), Err)
+        error.cloned().map_or_else(|| self.check_room(key, &claim.service), Err)
     }
 
     fn fail_frontend(&mut self, key: &FrontendKey, service: &ServiceName, error: MapError) {

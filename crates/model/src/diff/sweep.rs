@@ -2,12 +2,13 @@
 //! without a frontend: by what the mirror shows now, never by what the plan once said.
 
 use super::Work;
+use crate::hash::{HashMap, HashSet};
 use crate::name::{PortName, ServiceName};
 use crate::op::{MapError, Maps, Op};
 use crate::planner::Delta;
 use crate::row::*;
 use ipnet::IpNet;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
 /// Up to this many backends of one owner, looking through its sets is cheaper than a map of their members.
 const FEW: usize = 4;
@@ -108,7 +109,7 @@ impl<M: Maps> Work<'_, M> {
             let roles = |id| sets.iter().filter(|row| holds(row, id)).fold(0, |roles, row| roles | row.role as u8);
             return backends.into_iter().map(|id| (id, roles(id))).collect();
         }
-        let mut roles: HashMap<BackendId, u8> = HashMap::new();
+        let mut roles: HashMap<BackendId, u8> = HashMap::default();
         for row in sets {
             for id in self.tables.rows.members(row) {
                 *roles.entry(*id).or_default() |= row.role as u8;

@@ -2,9 +2,10 @@
 
 use super::{Released, Tables};
 use crate::address::Address;
+use crate::hash::HashMap;
 use crate::range;
 use crate::row::*;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 type Check = Result<(), String>;
 
@@ -25,8 +26,8 @@ impl Tables {
     }
 
     fn audit_frontends(&self) -> Check {
-        let mut refs: HashMap<SetId, u32> = HashMap::new();
-        let mut port_refs: HashMap<(crate::Protocol, u16, bool), u32> = HashMap::new();
+        let mut refs: HashMap<SetId, u32> = HashMap::default();
+        let mut port_refs: HashMap<(crate::Protocol, u16, bool), u32> = HashMap::default();
         for (key, row) in &self.rows.frontends {
             *refs.entry(row.set).or_default() += 1;
             let exists = row.set == SET_CLOSED || self.rows.sets.contains_key(&row.set);
@@ -86,13 +87,13 @@ impl Tables {
     }
 
     fn audit_backends(&self) -> Check {
-        let mut roles: HashMap<BackendId, u8> = HashMap::new();
+        let mut roles: HashMap<BackendId, u8> = HashMap::default();
         for set in self.rows.sets.values() {
             for member in self.rows.members(set) {
                 *roles.entry(*member).or_default() |= set.role as u8;
             }
         }
-        let mut counts: HashMap<OwnerId, u32> = HashMap::new();
+        let mut counts: HashMap<OwnerId, u32> = HashMap::default();
         for (id, row) in &self.rows.backends {
             *counts.entry(row.owner).or_default() += 1;
             let wanted = roles.get(id).copied().unwrap_or(0);
@@ -112,7 +113,7 @@ impl Tables {
     }
 
     fn audit_names(&self) -> Check {
-        let mut node_refs: HashMap<u32, u32> = HashMap::new();
+        let mut node_refs: HashMap<u32, u32> = HashMap::default();
         let nodes = self.rows.backends.values().map(|b| b.node).chain(self.rows.sets.values().map(|s| s.node));
         nodes.filter(|node| *node != 0).for_each(|node| *node_refs.entry(node).or_default() += 1);
         ensure(node_refs == self.node_refs, || {

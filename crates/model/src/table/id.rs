@@ -1,6 +1,7 @@
 //! Free lists: ids of rows, and stretches of the slot array.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use crate::hash::HashSet;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Ids of one kind.
 #[derive(Debug)]
