@@ -5,7 +5,7 @@ use super::Work;
 use crate::address::{Address, Family};
 use crate::claim::Claim;
 use crate::hash::HashSet;
-use crate::name::ServiceName;
+use crate::name::{Audience, ServiceName};
 use crate::op::{MapError, Maps, Op};
 use crate::planner::Delta;
 use crate::range;
@@ -40,11 +40,16 @@ impl<M: Maps> Work<'_, M> {
         self.write_many(puts);
     }
 
-    /// No row that a miss falls back to while an exact row of that service, or above that row, is missing.
+    /// No row that a miss falls back to while an exact row of that service, or above that row, is missing; and no row
+    /// that leads to restricted backends while their ranges may be old ones.
     fn may_put(&self, key: &FrontendKey, claim: &Claim) -> Result<(), MapError> {
-        let missing = || self.outcome.failed.get(&claim.service).or_else(|| self.missing.get(key));
-        let error = if key.tier() == Tier::Fallback { missing() } else { None };
-        error.cloned().map_or_else(|| self.check_room(key, &claim.service), Err)
+        let restricted = claim.set.as_ref().is_some_and(|set| set.audience == Audience::Sources);
+        let failed = self.outcome.failed.get(&claim.service);
+        let error = match key.tier() {
+            Tier::Exact => failed.filter(|_| restricted),
+            Tier::Fallback => failed.or_else(|| self.missing.get(key)),
+        };
+        error.cloned().map_or(Ok(()), Err)
     }
 
     fn fail_frontend(&mut self, key: &FrontendKey, service: &ServiceName, error: MapError) {
