@@ -383,7 +383,7 @@ struct siege {
     __u64 wrong;
     __u64 took; /* ns */
     __u32 spread; /* > 1: the dialled v4 address is counted up by a random number below this */
-    __u32 linger; /* ns that one dial in 64 waits after its look, as one that meets an interrupt there */
+    __u32 linger; /* ns that one dial in 256 waits after its look, as if interrupted there */
 };
 
 /* A connected UDP socket with a record, as the survey reports it. */

@@ -28,6 +28,21 @@ struct turn {
     __u32 first;
 };
 
+enum { LINGERS = 256, LOOPS = 1 << 20 };
+
+static long wait_for(__u32 i, __u64 *end)
+{
+    return bpf_ktime_get_ns() >= *end;
+}
+
+static __always_inline void linger(const struct turn *t)
+{
+    __u64 end = bpf_ktime_get_ns() + t->siege.linger;
+
+    if (t->siege.dial.random % LINGERS == 0)
+        bpf_loop(LOOPS, wait_for, &end, 0);
+}
+
 static long knock(__u32 i, struct turn *t)
 {
     struct verdict v = {};
@@ -37,8 +52,11 @@ static long knock(__u32 i, struct turn *t)
     if (t->siege.spread > 1)
         t->siege.dial.address.word[3] =
             bpf_htonl(t->first + ((__u64)bpf_get_prandom_u32() * t->siege.spread >> 32));
-    if (find(&t->siege.dial, &hit))
+    if (find(&t->siege.dial, &hit)) {
+        if (t->siege.linger)
+            linger(t);
         decide(&t->siege.dial, &hit, &v);
+    }
     if (v.action == ACTION_RESOLVED)
         t->siege.resolved++;
     else if (v.action == ACTION_REFUSED)

@@ -15,6 +15,9 @@ use std::process::{Command, Stdio};
 const AT: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0xbee, 1);
 const PORT: u16 = 9;
 
+/// The child's cgroup, below ours.
+const OWN: &str = "beeline-self-test-";
+
 /// The hidden argument that makes our binary the child.
 pub const CHILD: &str = "__self-test-dial";
 
@@ -49,7 +52,8 @@ pub fn run(cgroup: &Path, state: &mut State) -> anyhow::Result<String> {
 }
 
 fn child(cgroup: &Path) -> anyhow::Result<i32> {
-    let own = cgroup.join(format!("beeline-self-test-{}", std::process::id()));
+    sweep(cgroup);
+    let own = cgroup.join(format!("{OWN}{}", std::process::id()));
     std::fs::create_dir(&own).with_context(|| format!("cannot create {}", own.display()))?;
     let result = dial_below(&own);
     // The child has ended, but its cgroup may take a moment to be empty.
@@ -60,6 +64,15 @@ fn child(cgroup: &Path) -> anyhow::Result<i32> {
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     result
+}
+
+/// Those of agents that were killed in their own test; the kernel refuses while a process is inside.
+fn sweep(cgroup: &Path) {
+    for entry in std::fs::read_dir(cgroup).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(OWN) {
+            let _ = std::fs::remove_dir(entry.path());
+        }
+    }
 }
 
 fn dial_below(cgroup: &Path) -> anyhow::Result<i32> {

@@ -13,7 +13,8 @@ use beeline_model::fact::Refusal;
 use beeline_model::op::{MapError, Maps};
 use beeline_model::plan::candidates;
 use beeline_model::planner::{Delta, Planner};
-use beeline_model::row::{FrontendKey, OwnerId};
+use beeline_model::resolve::{Dial, resolve};
+use beeline_model::row::OwnerId;
 use beeline_model::select::Candidate;
 use beeline_model::table::Tables;
 use beeline_model::{Family, Protocol, ServiceName};
@@ -23,6 +24,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// A service whose write failed is tried again after this long, doubled each time up to the second.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+struct Retry {
+    at: Instant,
+    wait: Duration,
+    /// For want of room: until something goes, a try is in vain.
+    full: bool,
+}
 
 /// Looks for stale sockets that could not all be destroyed.
 const REAP_TRIES: u32 = 20;
@@ -40,9 +48,12 @@ pub struct State {
     pub count: Count,
     reaper: Option<Reaper>,
     source: Source,
+    /// Every file has been read whole at least once. Before that nobody knows whose the rows are that the plan does not
+    /// have: an earlier agent may have read them from a file that is broken now.
+    source_whole: bool,
     source_refusals: Vec<Refusal>,
     table_refusals: BTreeMap<ServiceName, Refusal>,
-    retries: BTreeMap<ServiceName, (Instant, Duration)>,
+    retries: BTreeMap<ServiceName, Retry>,
     last_change: Option<LastChange>,
     pub destroyed: u64,
     /// Backends of UDP services went since the last look at the sockets.
@@ -94,6 +105,7 @@ impl State {
             kernel,
             control,
             source,
+            source_whole: false,
             source_refusals: Vec::new(),
             table_refusals: BTreeMap::new(),
             retries: BTreeMap::new(),
@@ -112,11 +124,12 @@ impl State {
     /// Takes a batch of facts in. Nothing is programmed before the source has listed everything once.
     pub fn apply(&mut self, batch: Batch) -> anyhow::Result<()> {
         let started = Instant::now();
-        let first = batch.synced && !self.source.synced;
+        let first = (batch.synced && !self.source.synced) || (batch.whole && !self.source_whole);
         self.note_refusals(&batch.refusals);
         self.source_refusals = batch.refusals;
         self.source.error = batch.error;
         self.source.synced |= batch.synced;
+        self.source_whole |= batch.whole;
         for fact in batch.facts {
             self.planner.apply(fact);
         }
@@ -143,7 +156,7 @@ impl State {
     /// The whole plan against what the kernel holds: the start, and the periodic check.
     fn sync_all(&mut self, started: Instant) -> anyhow::Result<()> {
         let delta = self.planner.take_all();
-        let result = self.program(delta, true, started);
+        let result = self.program(delta, self.source_whole, started);
         beeline_datapath::memory::trim();
         result
     }
@@ -180,13 +193,23 @@ impl State {
                 self.retries.remove(name);
             }
         }
+        // Rows become free after the new ones were written, and what waits for room may be of another round.
+        // What a service that does not fit leaves behind again is no room.
+        let fits = |name: &ServiceName| !outcome.failed.contains_key(name) && !self.retries.contains_key(name);
+        let room = outcome.retired.iter().any(|(name, ..)| fits(&name.service))
+            || delta.services.iter().any(|(_, plan)| plan.is_none());
+        if room {
+            let soon = Instant::now() + RETRY.0;
+            self.retries.values_mut().filter(|retry| retry.full).for_each(|retry| retry.at = retry.at.min(soon));
+        }
         for ((name, error), refusal) in outcome.failed.iter().zip(outcome.refusals()) {
             if self.table_refusals.get(name) != Some(&refusal) {
                 tracing::warn!(subject = refusal.subject, reason = refusal.reason, "{}", refusal.message);
             }
-            let wait = self.retries.get(name).map_or(RETRY.0, |(_, wait)| (*wait * 2).min(RETRY.1));
-            let wait = if matches!(error, MapError::Full(_)) { RETRY.1 } else { wait };
-            self.retries.insert(name.clone(), (Instant::now() + wait, wait));
+            let full = matches!(error, MapError::Full(_));
+            let wait = self.retries.get(name).map_or(RETRY.0, |retry| (retry.wait * 2).min(RETRY.1));
+            let wait = if full && !room { RETRY.1 } else { wait };
+            self.retries.insert(name.clone(), Retry { at: Instant::now() + wait, wait, full });
             self.table_refusals.insert(name.clone(), refusal);
         }
         if let Some(error) = &outcome.nodes_failed {
@@ -209,7 +232,7 @@ impl State {
         self.control.beat();
         self.tables.recycle(&mut self.kernel)?;
         let now = Instant::now();
-        let due: Vec<ServiceName> = self.retries.iter().filter(|(_, (at, _))| *at <= now).map(|(n, _)| n.clone()).collect();
+        let due: Vec<ServiceName> = self.retries.iter().filter(|(_, retry)| retry.at <= now).map(|(n, _)| n.clone()).collect();
         due.iter().for_each(|name| self.planner.mark_dirty(name));
         if !self.source.synced {
             return Ok(());
@@ -273,9 +296,9 @@ impl State {
             return Some(socket.owner);
         }
         // Ids of other tables mean nothing: by what was dialled.
-        let key = FrontendKey::new(socket.dialled, socket.dialled_port, Protocol::Udp);
-        let frontend = self.tables.rows().frontends.get(&key)?;
-        Some(self.tables.rows().sets.get(&frontend.set)?.owner)
+        let dial = Dial { host: true, ..Dial::to(socket.dialled, socket.dialled_port, Protocol::Udp) };
+        let found = resolve(self.tables.rows(), &dial, self.settings.rules.empty_local).found?;
+        Some(self.tables.rows().sets.get(&found.set)?.owner)
     }
 
     /// A new dial might pick its backend.
@@ -299,8 +322,9 @@ impl State {
         self.source.synced
     }
 
+    /// Something waits that another try may mend. A full table is no such thing: restarting us would not help.
     pub fn has_pending(&self) -> bool {
-        !self.retries.is_empty()
+        self.retries.values().any(|retry| !retry.full)
     }
 
     pub fn kernel_mut(&mut self) -> &mut Kernel {

@@ -16,6 +16,8 @@ use std::time::Duration;
 pub const PIN_DIR: &str = "/sys/fs/bpf/beeline";
 pub const SOCKET: &str = "/run/beeline/agent.sock";
 const MAX_SERVICES: u32 = 16_384;
+/// A year, in milliseconds.
+const LONGEST: u64 = 365 * 24 * 3_600_000;
 
 #[derive(Clone, Debug, Default, ClapArgs, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -278,8 +280,8 @@ fn duration(option: &str, text: &str) -> anyhow::Result<Duration> {
         _ => bail!("{option} {text}: a number and ms, s, m or h"),
     };
     let number: u64 = number.parse().map_err(|_| anyhow!("{option} {text}: a number and ms, s, m or h"))?;
-    if number == 0 {
-        bail!("{option} {text}: more than zero");
+    match number.checked_mul(factor) {
+        Some(millis @ 1..=LONGEST) => Ok(Duration::from_millis(millis)),
+        _ => bail!("{option} {text}: more than zero, and at most a year"),
     }
-    Ok(Duration::from_millis(number * factor))
 }

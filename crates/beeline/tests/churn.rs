@@ -6,11 +6,10 @@
 mod stage;
 
 use beeline_datapath::door::Toll as DoorToll;
-use beeline_datapath::kernel::Kernel;
-use beeline_datapath::object::{Knobs, MapSet, RECORDS, TABLES};
+use beeline_datapath::object::Knobs;
 use beeline_datapath::pin::PinDir;
 use beeline_datapath::program::shards;
-use beeline_datapath::{Door, netns};
+use beeline_datapath::{Door, Kernel};
 use beeline_lab::StormKind;
 use beeline_model::op::Maps;
 use beeline_model::resolve::Dial;
@@ -90,15 +89,11 @@ fn change_all_the_time(folder: &Folder, cast: &Cast, stop: &AtomicBool) -> u64 {
     changes
 }
 
-fn door(pin_dir: &Path) -> Door {
-    let pins = PinDir::read_only(pin_dir);
-    let meta = pins.meta().expect("an agent has pinned its tables");
-    let mut maps = MapSet::pinned(&pins.tables(meta.generation), &TABLES).unwrap();
-    maps.extend(MapSet::pinned(&pins.records(), &RECORDS).unwrap());
+fn door(stage: &Stage) -> Door {
+    let (maps, meta) = (stage.maps(), PinDir::read_only(&stage.pin_dir).meta().unwrap());
     let sizes = Kernel::new(&maps).unwrap().sizes();
-    let host_netns = netns::own_cookie().unwrap();
-    Door::new(&maps, &sizes, shards(), Knobs { shards: shards(), epoch: meta.epoch, empty_local_drops: false, host_netns })
-        .unwrap()
+    let knobs = Knobs { shards: shards(), epoch: meta.epoch, empty_local_drops: false, host_netns: 0 };
+    Door::new(&maps, &sizes, shards(), knobs).unwrap()
 }
 
 #[derive(Default)]
@@ -158,7 +153,7 @@ fn nothing_is_lost_or_mixed_up_while_everything_changes() {
     let mut stage = Stage::new();
     let cast = Cast::new(&mut stage);
     stage.start(&[]);
-    let door = door(&stage.pin_dir);
+    let door = door(&stage);
     let stop = AtomicBool::new(false);
     let (steady, fleeting) = (Decisions::default(), Decisions::default());
     let storms = {
@@ -200,7 +195,12 @@ fn nothing_is_lost_or_mixed_up_while_everything_changes() {
         agents = (agents.0 + rounds, agents.1 + writes);
     }
     println!("{changes} objects changed, {} rounds with {} writes to the kernel, {kills} kills", agents.0, agents.1);
-    println!("door, steady services: {} decisions, {} unanswered, {} wrong", read(&steady.made), read(&steady.unanswered), read(&steady.wrong));
+    println!(
+        "door, steady services: {} decisions, {} unanswered, {} wrong",
+        read(&steady.made),
+        read(&steady.unanswered),
+        read(&steady.wrong)
+    );
     println!("door, services that come and go: {} decisions, {} wrong", read(&fleeting.made), read(&fleeting.wrong));
     println!("sockets, services that come and go: {} dials, {} wrong", gusts.dials, gusts.wrong);
     toll.must_be_clean("sockets, steady services", 100_000);

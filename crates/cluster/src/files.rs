@@ -44,6 +44,14 @@ struct Known {
     stamp: Stamp,
     claimed: Box<[Identity]>,
     refusals: Vec<Refusal>,
+    broken: bool,
+}
+
+/// What a file that is there says, but for its objects.
+struct News {
+    stamp: Stamp,
+    refusals: Vec<Refusal>,
+    broken: bool,
 }
 
 pub(crate) struct Files {
@@ -67,6 +75,11 @@ impl Files {
         let mut refusals: Vec<Refusal> = self.known.values().flat_map(|known| known.refusals.iter().cloned()).collect();
         refusals.extend(self.index.refusals());
         refusals
+    }
+
+    /// Every file could be read to its end.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.known.values().all(|known| !known.broken)
     }
 
     /// Reads what changed. `touched`: files that have been written even if they look the same (twice within one tick
@@ -114,7 +127,7 @@ impl Files {
     }
 
     /// What the file says now, and what to remember of it (nothing if it is gone).
-    fn read(&mut self, name: Name, listing: &BTreeMap<Name, Stamp>) -> (Change, Option<(Stamp, Vec<Refusal>)>) {
+    fn read(&mut self, name: Name, listing: &BTreeMap<Name, Stamp>) -> (Change, Option<News>) {
         let old = self.known.get_mut(&name).map(|known| std::mem::take(&mut known.claimed)).unwrap_or_default();
         let found = listing.get(&name).map(|stamp| (*stamp, self.open(&name)));
         let (reading, news) = match found {
@@ -129,7 +142,7 @@ impl Files {
             }
         };
         let Reading { objects, refusals, broken } = reading;
-        (Change { file: name, old, objects, keep: broken }, news.map(|stamp| (stamp, refusals)))
+        (Change { file: name, old, objects, keep: broken }, news.map(|stamp| News { stamp, refusals, broken }))
     }
 
     fn open(&self, name: &Name) -> io::Result<(Stamp, File)> {
@@ -137,9 +150,9 @@ impl Files {
         Ok((Stamp::of(&file.metadata()?), file))
     }
 
-    fn remember(&mut self, holding: Holding, news: Option<(Stamp, Vec<Refusal>)>) {
+    fn remember(&mut self, holding: Holding, news: Option<News>) {
         let Holding { file, claimed, kept } = holding;
-        let Some((stamp, mut refusals)) = news else {
+        let Some(News { stamp, mut refusals, broken }) = news else {
             self.known.remove(&file);
             return;
         };
@@ -147,7 +160,7 @@ impl Files {
             let message = format!("{kept} objects that it gave before stay as they were until it can be read whole");
             refusals.push(Refusal { subject: format!("file {file}"), reason: "kept", message });
         }
-        self.known.insert(file, Known { stamp, claimed, refusals });
+        self.known.insert(file, Known { stamp, claimed, refusals, broken });
     }
 }
 

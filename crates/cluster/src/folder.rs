@@ -20,6 +20,8 @@ pub struct Batch {
     pub refusals: Vec<Refusal>,
     /// The folder has been read as a whole at least once.
     pub synced: bool,
+    /// Every file could be read from beginning to end.
+    pub whole: bool,
     /// The folder cannot be read; what it gave before holds.
     pub error: Option<String>,
 }

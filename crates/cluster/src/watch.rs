@@ -49,7 +49,7 @@ pub(crate) async fn watch(mut files: Files, batches: Sender<Batch>) {
             Err(_) => return,
         };
         let idle = if facts.is_err() { SEARCH } else { POLL.max(start.elapsed() * POLL_SHARE) };
-        if let Some(batch) = voice.batch(facts, files.refusals(), ear.refusal())
+        if let Some(batch) = voice.batch(facts, files.refusals(), ear.refusal(), files.is_whole())
             && batches.send(batch).await.is_err()
         {
             return;
@@ -76,6 +76,7 @@ impl Voice {
         facts: Result<Vec<Fact>, FolderError>,
         mut refusals: Vec<Refusal>,
         deaf: Option<Refusal>,
+        whole: bool,
     ) -> Option<Batch> {
         let error = facts.as_ref().err().map(ToString::to_string);
         refusals.extend(deaf);
@@ -86,7 +87,8 @@ impl Voice {
         }
         self.synced |= error.is_none();
         (self.spoken, self.refusals, self.error) = (true, refusals.clone(), error.clone());
-        Some(Batch { facts, refusals, synced: self.synced, error })
+        let whole = whole && error.is_none();
+        Some(Batch { facts, refusals, synced: self.synced, whole, error })
     }
 }
 

@@ -8,6 +8,7 @@ use beeline_model::resolve::Dial;
 use beeline_model::row::{Kind, SetId, Sizes};
 use beeline_model::{Address, Protocol};
 use libbpf_rs::{Object, ProgramInput};
+use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
@@ -69,17 +70,26 @@ impl Door {
     /// The same dial `rounds` times in one go; `expect`: the port that every backend of this service has (0: any).
     /// `spread` > 1 dials a random one of that many addresses counted up from the dial's.
     pub fn besiege(&self, dial: &Dial, rounds: u32, expect: u16, spread: u32) -> Result<Toll> {
-        let siege = abi::siege {
-            dial: wire_dial(dial, 0, 1, 1),
-            rounds,
-            expect: expect.to_be(),
-            spread,
-            ..Default::default()
-        };
+        let siege = siege(dial, rounds, expect);
+        self.run_siege(abi::siege { spread, ..siege })
+    }
+
+    /// Some of the dials wait this long between their two steps, where any dial may be interrupted: what they found must
+    /// hold for as long as they run.
+    pub fn besiege_slowly(&self, dial: &Dial, rounds: u32, expect: u16, linger: Duration) -> Result<Toll> {
+        let siege = siege(dial, rounds, expect);
+        self.run_siege(abi::siege { linger: linger.as_nanos() as u32, ..siege })
+    }
+
+    fn run_siege(&self, siege: abi::siege) -> Result<Toll> {
         let out = self.run("besiege", bytes_of(&siege))?;
         let s: abi::siege = from_bytes(&out).ok_or_else(|| Error::Said("a short answer".into()))?;
         Ok(Toll { resolved: s.resolved, refused: s.refused, untouched: s.untouched, wrong: s.wrong, nanos: s.took })
     }
+}
+
+fn siege(dial: &Dial, rounds: u32, expect: u16) -> abi::siege {
+    abi::siege { dial: wire_dial(dial, 0, 1, 1), rounds, expect: expect.to_be(), ..Default::default() }
 }
 
 fn wire_dial(dial: &Dial, random: u32, client: u64, now: u64) -> abi::dial {

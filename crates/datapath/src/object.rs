@@ -74,12 +74,25 @@ impl MapSet {
         names.iter().map(open).collect::<Option<BTreeMap<_, _>>>().map(MapSet)
     }
 
+    /// Those of them that are there: one that a newer agent added is missing below the pins of an older one, and that
+    /// is no reason to lose the others.
+    pub fn pinned_some(dir: &Path, names: &[&str]) -> MapSet {
+        let open = |name: &&str| Some((name.to_string(), MapHandle::from_pinned_path(dir.join(name)).ok()?));
+        MapSet(names.iter().filter_map(open).collect())
+    }
+
+    /// A pin that is right is left alone, any other is replaced in one step: whoever is killed here leaves no gap.
     pub fn pin(&mut self, dir: &Path, names: &[&str]) -> Result<()> {
         std::fs::create_dir_all(dir).context(|| format!("cannot create {}", dir.display()))?;
         for (name, map) in self.0.iter_mut().filter(|(name, _)| names.contains(&name.as_str())) {
-            let path = dir.join(name);
-            let _ = std::fs::remove_file(&path);
-            map.pin(&path).context(|| format!("cannot pin {}; is {} a bpffs?", path.display(), dir.display()))?;
+            let (path, aside) = (dir.join(name), dir.join(format!("{name}-new")));
+            let _ = std::fs::remove_file(&aside);
+            let there = MapHandle::from_pinned_path(&path).ok();
+            if there.is_some_and(|there| id_of(&there).is_some_and(|id| id_of(map) == Some(id))) {
+                continue;
+            }
+            map.pin(&aside).context(|| format!("cannot pin {}; is {} a bpffs?", path.display(), dir.display()))?;
+            std::fs::rename(&aside, &path).context(|| format!("cannot pin {}", path.display()))?;
         }
         Ok(())
     }
@@ -96,6 +109,10 @@ impl MapSet {
             wanted.iter().all(|(n, size)| n != name || map.max_entries() == *size)
         })
     }
+}
+
+fn id_of(map: &MapHandle) -> Option<u32> {
+    map.info().ok().map(|info| info.info.id)
 }
 
 /// Rows of each table whose size is a choice.

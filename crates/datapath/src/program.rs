@@ -73,7 +73,7 @@ impl Program {
         let pins = PinDir::lock(&config.pin_dir)?;
         let old = pins.meta();
         let old_tables = old.filter(|m| m.layout == wire::LAYOUT).and_then(|m| MapSet::pinned(&pins.tables(m.generation), &TABLES));
-        let mut existing = MapSet::pinned(&pins.records(), &RECORDS).unwrap_or_default();
+        let mut existing = MapSet::pinned_some(&pins.records(), &RECORDS);
         match (old, old_tables) {
             (Some(meta), Some(tables)) if tables.fits(&config.sizes, shards()) => {
                 existing.extend(tables);

@@ -343,7 +343,7 @@ impl Planner {
                 subject: format!("Service {}", loser.service),
                 reason: "addressConflict",
                 message: format!(
-                    "{key:?} belongs to Service {}, which claimed it first: change one of them",
+                    "{key:?} belongs to Service {}, whose claim goes before: change one of them",
                     winner.service
                 ),
             }));

@@ -2,7 +2,11 @@
 //! replaced while clients dial without pause. All of it is gone again on drop, also after a panic.
 #![allow(dead_code)] // Each test has a use for a part of it.
 
-use beeline_lab::{Client, Lab, Place, Running, Server, Service, Storm, StormKind, Tally};
+use beeline_datapath::Kernel;
+use beeline_datapath::object::{MapSet, RECORDS, TABLES};
+use beeline_datapath::pin::PinDir;
+use beeline_lab::{Client, Dial, Kind, Lab, Place, Running, Server, Service, Storm, StormKind, Tally};
+use beeline_model::row::Rows;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -167,12 +171,31 @@ impl Stage {
         Storming { client, kind, expected }
     }
 
-    /// One dial from the node by curl: the name that answered, or nothing.
-    pub fn curl(&self, address: Ipv4Addr) -> Option<String> {
-        let url = format!("http://{address}:{PORT}/");
-        let program = self.lab.node().program("curl").unwrap();
-        let output = program.args(["-s", "-m", "2", "--http0.9", &url]).run().unwrap();
-        output.stdout.split_whitespace().next().map(str::to_owned)
+    /// One datagram from this place: who answered, "" if nobody did.
+    pub fn ask(&self, from: &Place, target: &Target) -> String {
+        let dial = Dial::new(Kind::UdpSendTo, (target.address, PORT).into()).patience_ms(500);
+        from.client().unwrap().dial(&dial).unwrap().name().to_owned()
+    }
+
+    // ---- the kernel, as the pins show it ----
+
+    /// Names of the folders of tables that are pinned.
+    pub fn generations(&self) -> Vec<String> {
+        let all = std::fs::read_dir(&self.pin_dir).unwrap().flatten();
+        all.map(|e| e.file_name().to_string_lossy().into_owned()).filter(|name| name.starts_with("tables-")).collect()
+    }
+
+    /// The live maps; of this binary's own layout only.
+    pub fn maps(&self) -> MapSet {
+        let pins = PinDir::read_only(&self.pin_dir);
+        let meta = pins.meta().expect("an agent has pinned its tables");
+        let mut maps = MapSet::pinned(&pins.tables(meta.generation), &TABLES).unwrap();
+        maps.extend(MapSet::pinned(&pins.records(), &RECORDS).unwrap());
+        maps
+    }
+
+    pub fn rows(&self) -> Rows {
+        Kernel::new(&self.maps()).unwrap().rows().unwrap()
     }
 }
 
