@@ -49,7 +49,7 @@ impl<M: Maps> Work<'_, M> {
             Tier::Exact => failed.filter(|_| restricted),
             Tier::Fallback => failed.or_else(|| self.missing.get(key)),
         };
-        error.cloned().map_or(Ok(()), Err)
+        error.cloned().map_or_else(|| self.check_room(key, &claim.service), Err)
     }
 
     fn fail_frontend(&mut self, key: &FrontendKey, service: &ServiceName, error: MapError) {
