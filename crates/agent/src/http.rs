@@ -51,7 +51,8 @@ async fn metrics(State(owner): State<Arc<Sender<Message>>>) -> Response {
     let asked = owner.send(Message::Metrics(tx)).is_ok();
     match rx.await {
         Ok(text) if asked => {
-            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response()
+            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+                .into_response()
         }
         _ => (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping").into_response(),
     }

@@ -103,7 +103,12 @@ fn register_tables(registry: &mut Registry, state: &State) {
     gauge(registry, "beeline_services", "Services known", counts.services as i64);
     gauge(registry, "beeline_pending_services", "Services whose last write failed", counts.pending as i64);
     gauge(registry, "beeline_source_synced", "1 once the source has listed everything", i64::from(state.is_synced()));
-    gauge(registry, "beeline_source_error", "1 while the source cannot be read", i64::from(status.source.error.is_some()));
+    gauge(
+        registry,
+        "beeline_source_error",
+        "1 while the source cannot be read",
+        i64::from(status.source.error.is_some()),
+    );
     let destroyed: Counter = Counter::default();
     destroyed.inc_by(state.destroyed);
     registry.register("beeline_udp_sockets_destroyed", "Connected UDP sockets whose backend went", destroyed);

@@ -38,7 +38,11 @@ pub async fn serve(
     }
 }
 
-async fn converse(stream: UnixStream, owner: Sender<Message>, events: broadcast::Receiver<String>) -> anyhow::Result<()> {
+async fn converse(
+    stream: UnixStream,
+    owner: Sender<Message>,
+    events: broadcast::Receiver<String>,
+) -> anyhow::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read).lines();
     while let Some(line) = lines.next_line().await? {

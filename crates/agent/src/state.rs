@@ -232,7 +232,8 @@ impl State {
         self.control.beat();
         self.tables.recycle(&mut self.kernel)?;
         let now = Instant::now();
-        let due: Vec<ServiceName> = self.retries.iter().filter(|(_, retry)| retry.at <= now).map(|(n, _)| n.clone()).collect();
+        let due: Vec<ServiceName> =
+            self.retries.iter().filter(|(_, retry)| retry.at <= now).map(|(n, _)| n.clone()).collect();
         due.iter().for_each(|name| self.planner.mark_dirty(name));
         if !self.source.synced {
             return Ok(());
@@ -371,7 +372,11 @@ impl State {
             refusals: self.refusals(),
             events: self.control.event_level().to_string(),
             node_addresses: rows.nodes.iter().filter(|(_, n)| n.own).map(|(a, _)| a.to_string()).collect(),
-            nodes: self.planner.nodes().map(|n| (n.name.to_string(), n.addresses.iter().map(|(_, a)| a.to_string()).collect())).collect(),
+            nodes: self
+                .planner
+                .nodes()
+                .map(|n| (n.name.to_string(), n.addresses.iter().map(|(_, a)| a.to_string()).collect()))
+                .collect(),
             zone: self.planner.own_node().and_then(|n| n.zone.as_ref()).map(|z| z.to_string()),
         }
     }

@@ -23,8 +23,10 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Resolve services on this host: follow a folder of manifests and keep the kernel in step
-    #[command(after_help = "Example:\n  beeline agent --manifests ./examples/manifests --node-name n1 --cgroup /sys/fs/cgroup/unified/demo\n\n\
-                            Every option can stand in a file: beeline agent --config beeline.yaml (the option's name without the dashes).")]
+    #[command(
+        after_help = "Example:\n  beeline agent --manifests ./examples/manifests --node-name n1 --cgroup /sys/fs/cgroup/unified/demo\n\n\
+                            Every option can stand in a file: beeline agent --config beeline.yaml (the option's name without the dashes)."
+    )]
     Agent(Box<Options>),
     /// What the agent does and what the kernel holds
     Status(View),
@@ -34,18 +36,24 @@ pub enum Command {
     /// Every backend, with the number of dials that it got
     Backends(View),
     /// What this dial would become, and why each endpoint is in or out
-    #[command(after_help = "Examples:\n  beeline explain 10.96.0.10:53/UDP\n  beeline explain [fd00:96::1]:80/TCP --from 4711\n  \
-                            beeline explain 172.31.0.11:30080/TCP --from /sys/fs/cgroup/unified/kubepods/pod1")]
+    #[command(
+        after_help = "Examples:\n  beeline explain 10.96.0.10:53/UDP\n  beeline explain [fd00:96::1]:80/TCP --from 4711\n  \
+                            beeline explain 172.31.0.11:30080/TCP --from /sys/fs/cgroup/unified/kubepods/pod1"
+    )]
     Explain(Explain),
     /// What a node would do with these objects, without touching the kernel
-    #[command(after_help = "Examples:\n  beeline plan --manifests ./manifests --node-name n1\n  beeline plan --manifests ./manifests --node-name n1 -o json\n  \
-                            beeline plan --manifests ./manifests --node-name n1 --diff    # against the live tables; exit code 4 if they differ")]
+    #[command(
+        after_help = "Examples:\n  beeline plan --manifests ./manifests --node-name n1\n  beeline plan --manifests ./manifests --node-name n1 -o json\n  \
+                            beeline plan --manifests ./manifests --node-name n1 --diff    # against the live tables; exit code 4 if they differ"
+    )]
     Plan(Box<Plan>),
     /// Every row of a kernel table, readable
     #[command(after_help = "Example:\n  beeline dump backend")]
     Dump(Dump),
     /// Live events: who dialled what, and what it became
-    #[command(after_help = "Examples:\n  beeline monitor --events all\n  beeline monitor --service default/web --verdict refused -o json")]
+    #[command(
+        after_help = "Examples:\n  beeline monitor --events all\n  beeline monitor --service default/web --verdict refused -o json"
+    )]
     Monitor(Monitor),
     /// Change which dials are reported: off, failures, sample:N, all
     #[command(after_help = "Example:\n  beeline events sample:100")]

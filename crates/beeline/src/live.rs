@@ -21,14 +21,21 @@ impl Live {
     pub fn open(pin_dir: &Path) -> anyhow::Result<Live> {
         let pins = PinDir::read_only(pin_dir);
         let Some(meta) = pins.meta() else {
-            bail!("no tables are pinned at {}: is an agent running, or does it use another --pin-dir? (root is needed to look)", pin_dir.display());
+            bail!(
+                "no tables are pinned at {}: is an agent running, or does it use another --pin-dir? (root is needed to look)",
+                pin_dir.display()
+            );
         };
         if meta.layout != wire::LAYOUT {
             let (theirs, ours) = (meta.layout, wire::LAYOUT);
-            bail!("the tables at {} have layout {theirs}, this beeline reads {ours}: use the agent's own version", pin_dir.display());
+            bail!(
+                "the tables at {} have layout {theirs}, this beeline reads {ours}: use the agent's own version",
+                pin_dir.display()
+            );
         }
         let tables = MapSet::pinned(&pins.tables(meta.generation), &TABLES);
-        let mut maps = tables.with_context(|| format!("tables are missing at {}: restart the agent", pin_dir.display()))?;
+        let mut maps =
+            tables.with_context(|| format!("tables are missing at {}: restart the agent", pin_dir.display()))?;
         maps.extend(MapSet::pinned(&pins.records(), &RECORDS).context("the records are missing: restart the agent")?);
         let rows = Kernel::new(&maps)?.rows()?;
         Ok(Live { rows, meta, maps })

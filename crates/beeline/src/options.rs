@@ -158,14 +158,16 @@ impl Options {
         let node = self.node_name.as_deref().filter(|n| !n.is_empty());
         let node = node.ok_or_else(|| anyhow!("--node-name NAME is needed: endpoints are local by it"))?;
         let mut rules = Rules::for_node(node);
-        rules.local_policy = choice("--local-policy", self.local_policy.as_deref(), &[
-            ("kubernetes", LocalPolicy::Kubernetes),
-            ("strict", LocalPolicy::Strict),
-        ])?;
-        rules.empty_local = choice("--empty-local", self.empty_local.as_deref(), &[
-            ("refuse", EmptyLocal::Refuse),
-            ("drop", EmptyLocal::Drop),
-        ])?;
+        rules.local_policy = choice(
+            "--local-policy",
+            self.local_policy.as_deref(),
+            &[("kubernetes", LocalPolicy::Kubernetes), ("strict", LocalPolicy::Strict)],
+        )?;
+        rules.empty_local = choice(
+            "--empty-local",
+            self.empty_local.as_deref(),
+            &[("refuse", EmptyLocal::Refuse), ("drop", EmptyLocal::Drop)],
+        )?;
         if let Some(words) = &self.node_port_addresses {
             rules.node_port_addresses = words.iter().map(|w| node_port_address(w)).collect::<anyhow::Result<_>>()?;
         }
@@ -197,10 +199,15 @@ impl Options {
 
     pub fn settings(&self) -> anyhow::Result<Settings> {
         if self.beside_kube_proxy && (self.metrics_address.is_some() || self.health_address.is_some()) {
-            bail!("--beside-kube-proxy chooses the ports itself: leave out --metrics-address and --health-address, or it");
+            bail!(
+                "--beside-kube-proxy chooses the ports itself: leave out --metrics-address and --health-address, or it"
+            );
         }
-        let (metrics, health) =
-            if self.beside_kube_proxy { ("127.0.0.1:10349", "0.0.0.0:10356") } else { ("127.0.0.1:10249", "0.0.0.0:10256") };
+        let (metrics, health) = if self.beside_kube_proxy {
+            ("127.0.0.1:10349", "0.0.0.0:10356")
+        } else {
+            ("127.0.0.1:10249", "0.0.0.0:10256")
+        };
         let default_root = || cgroup::root().context("--cgroup was not given");
         Ok(Settings {
             manifests: self.manifests()?.to_owned(),

@@ -19,7 +19,11 @@ const MAY_USE: [(&str, &[&str]); 5] = [
 
 #[test]
 fn crates_use_only_what_they_may() {
-    let output = Command::new(env!("CARGO")).args(["metadata", "--format-version=1", "--no-deps", "--offline"]).current_dir(root()).output().unwrap();
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo metadata");
     let packages: BTreeMap<&str, &serde_json::Value> =
         metadata["packages"].as_array().unwrap().iter().map(|p| (p["name"].as_str().unwrap(), p)).collect();
@@ -35,7 +39,9 @@ fn crates_use_only_what_they_may() {
         let allowed: BTreeSet<&str> = allowed.iter().copied().collect();
         assert!(used.is_subset(&allowed), "{name} uses {used:?}, and may use {allowed:?}");
     }
-    for (name, forbidden) in [("beeline-model", "libbpf-rs"), ("beeline-cluster", "libbpf-rs"), ("beeline-model", "tokio")] {
+    for (name, forbidden) in
+        [("beeline-model", "libbpf-rs"), ("beeline-cluster", "libbpf-rs"), ("beeline-model", "tokio")]
+    {
         let uses = packages[name]["dependencies"].as_array().unwrap().iter().any(|d| d["name"] == forbidden);
         assert!(!uses, "{name} must not use {forbidden}");
     }
@@ -54,7 +60,8 @@ fn unsafe_code_stands_only_in_datapath() {
 fn long_options(command: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO_BIN_EXE_beeline")).args([command, "--help"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let option = |line: &str| line.trim_start().strip_prefix("--").map(|o| o.split([' ', '=', ',']).next().unwrap().to_owned());
+    let option =
+        |line: &str| line.trim_start().strip_prefix("--").map(|o| o.split([' ', '=', ',']).next().unwrap().to_owned());
     text.lines().filter_map(option).collect()
 }
 
@@ -71,6 +78,9 @@ fn every_option_is_documented() {
     }
     for word in docs.split('`').filter(|w| w.starts_with("--") && !w.contains(' ')) {
         let name = word.trim_start_matches("--").split('=').next().unwrap();
-        assert!(options.contains(name) || ["help", "diff", "from"].contains(&name), "docs/options.md names {word}, which is no option");
+        assert!(
+            options.contains(name) || ["help", "diff", "from"].contains(&name),
+            "docs/options.md names {word}, which is no option"
+        );
     }
 }

@@ -177,7 +177,8 @@ fn ip(arguments: &[&str]) -> Result<()> {
 /// nice value counts only among the processes of one session).
 pub fn go_first() -> Result<()> {
     let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
-    let output = Command::new("chrt").args(["-f", "-p", "1", &thread]).output().context("chrt: is util-linux installed?")?;
+    let output =
+        Command::new("chrt").args(["-f", "-p", "1", &thread]).output().context("chrt: is util-linux installed?")?;
     ensure!(output.status.success(), "chrt: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(())
 }

@@ -18,7 +18,10 @@ fn cgroup2_mount(line: &str) -> Option<PathBuf> {
 /// The root of the hierarchy as this process sees it.
 pub fn root() -> Result<PathBuf> {
     mounts().into_iter().next().ok_or_else(|| {
-        Error::Said("no cgroup2 is mounted: mount one (mount -t cgroup2 none /sys/fs/cgroup/unified) or name it by --cgroup".into())
+        Error::Said(
+            "no cgroup2 is mounted: mount one (mount -t cgroup2 none /sys/fs/cgroup/unified) or name it by --cgroup"
+                .into(),
+        )
     })
 }
 

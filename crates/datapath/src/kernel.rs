@@ -254,7 +254,8 @@ impl Kernel {
                 rows.nodes.insert(wire::read_address(&at), wire::read_node(&node));
             }
         }
-        rows.sources = self.source.keys().filter_map(|k| from_bytes(&k)).filter_map(|k| wire::read_source_key(&k)).collect();
+        rows.sources =
+            self.source.keys().filter_map(|k| from_bytes(&k)).filter_map(|k| wire::read_source_key(&k)).collect();
         Ok(())
     }
 

@@ -67,8 +67,7 @@ fn namespace_of_fd(pid: i32, fd: i32) -> Option<File> {
     const SIOCGSKNS: libc::c_ulong = 0x894C;
     let pid = rustix::process::Pid::from_raw(pid)?;
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
-    let socket =
-        rustix::process::pidfd_getfd(&process, fd, rustix::process::PidfdGetfdFlags::empty()).ok()?;
+    let socket = rustix::process::pidfd_getfd(&process, fd, rustix::process::PidfdGetfdFlags::empty()).ok()?;
     // SAFETY: an ioctl without argument that returns a new descriptor, which we then own.
     let namespace = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) };
     (namespace >= 0).then(|| unsafe { File::from_raw_fd(namespace) })

@@ -41,8 +41,9 @@ impl Knobs {
 }
 
 /// The agent's tables, rebuilt when their layout or size changes, and what the kernel itself writes, which outlives that.
-pub const TABLES: [&str; 12] =
-    ["filter", "frontend", "set", "slot", "backend", "node", "source", "names", "counters", "picks", "cgroup", "control"];
+pub const TABLES: [&str; 12] = [
+    "filter", "frontend", "set", "slot", "backend", "node", "source", "names", "counters", "picks", "cgroup", "control",
+];
 pub const RECORDS: [&str; 7] = ["affinity", "stats", "tcp_record", "udp_record", "mptcp_record", "overflow", "events"];
 
 /// Maps by name.

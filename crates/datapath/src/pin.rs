@@ -57,7 +57,8 @@ impl PinDir {
     /// Whether an agent holds the directory now.
     pub fn is_held(path: &Path) -> bool {
         File::open(path).is_ok_and(|dir| {
-            rustix::fs::flock(&dir, rustix::fs::FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+            rustix::fs::flock(&dir, rustix::fs::FlockOperation::NonBlockingLockShared)
+                == Err(rustix::io::Errno::WOULDBLOCK)
         })
     }
 

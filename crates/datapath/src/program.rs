@@ -68,11 +68,14 @@ impl Program {
     pub fn open(config: Config) -> Result<Program> {
         if !cgroup::is_cgroup2(&config.cgroup) {
             let path = config.cgroup.display();
-            return Err(Error::Said(format!("--cgroup {path} is not a cgroup2 directory: `beeline doctor` shows where one is")));
+            return Err(Error::Said(format!(
+                "--cgroup {path} is not a cgroup2 directory: `beeline doctor` shows where one is"
+            )));
         }
         let pins = PinDir::lock(&config.pin_dir)?;
         let old = pins.meta();
-        let old_tables = old.filter(|m| m.layout == wire::LAYOUT).and_then(|m| MapSet::pinned(&pins.tables(m.generation), &TABLES));
+        let old_tables =
+            old.filter(|m| m.layout == wire::LAYOUT).and_then(|m| MapSet::pinned(&pins.tables(m.generation), &TABLES));
         let mut existing = MapSet::pinned_some(&pins.records(), &RECORDS);
         match (old, old_tables) {
             (Some(meta), Some(tables)) if tables.fits(&config.sizes, shards()) => {
@@ -81,7 +84,8 @@ impl Program {
             }
             (Some(meta), Some(tables)) => Program::resize(config, pins, existing, meta, tables),
             (Some(meta), None) => {
-                let next = Meta { layout: wire::LAYOUT, generation: meta.generation + 1, epoch: meta.epoch + 1, pad: 0 };
+                let next =
+                    Meta { layout: wire::LAYOUT, generation: meta.generation + 1, epoch: meta.epoch + 1, pad: 0 };
                 Program::load(config, pins, existing, next, StartKind::Rebuilt)
             }
             (None, _) => {
@@ -107,8 +111,7 @@ impl Program {
         let mut maps = object::maps_of(&object)?;
         maps.pin(&pins.tables(meta.generation), &TABLES)?;
         maps.pin(&pins.records(), &RECORDS)?;
-        let mut program =
-            Program { object, maps, pins, meta, config, start, live: false, links: Vec::new() };
+        let mut program = Program { object, maps, pins, meta, config, start, live: false, links: Vec::new() };
         // Tables that are valid already need no waiting.
         if matches!(start, StartKind::Adopted | StartKind::Resized) {
             program.go_live()?;
@@ -141,8 +144,7 @@ impl Program {
         maps.pin(&pins.tables(next.generation), &TABLES)?;
         maps.pin(&pins.records(), &RECORDS)?;
         let start = StartKind::Resized;
-        let mut program =
-            Program { object, maps, pins, meta: next, config, start, live: false, links: Vec::new() };
+        let mut program = Program { object, maps, pins, meta: next, config, start, live: false, links: Vec::new() };
         program.go_live()?;
         Ok(program)
     }
@@ -172,13 +174,17 @@ impl Program {
         let program = program.ok_or_else(|| Error::Said(format!("there is no program {hook}")))?;
         let id = cgroup::id(&self.config.cgroup)?;
         // Looked for first: libbpf complains aloud of what is not there.
-        let pinned = path.exists().then(|| Link::open(&path).ok()).flatten().filter(|link| attached_to(link) == Some(id));
+        let pinned =
+            path.exists().then(|| Link::open(&path).ok()).flatten().filter(|link| attached_to(link) == Some(id));
         if let Some(mut link) = pinned {
             link.update_prog(&program).context(|| format!("cannot put a new program at {hook}"))?;
             return Ok(link);
         }
         let mut link = program.attach_cgroup(cgroup.as_raw_fd()).context(|| {
-            format!("cannot attach {hook} to {}: `beeline doctor` tells what stands there", self.config.cgroup.display())
+            format!(
+                "cannot attach {hook} to {}: `beeline doctor` tells what stands there",
+                self.config.cgroup.display()
+            )
         })?;
         // A link of another cgroup, or of one that is gone, ends with its pin; ours is attached already.
         let _ = std::fs::remove_file(&path);
@@ -287,7 +293,9 @@ pub fn cleanup(pin_dir: &std::path::Path) -> Result<Removed> {
     removed.links.sort();
     removed.maps = count_files(pin_dir).saturating_sub(removed.links.len());
     match std::fs::remove_dir_all(pin_dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).context(|| format!("cannot remove {}", pin_dir.display())),
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).context(|| format!("cannot remove {}", pin_dir.display()))
+        }
         _ => Ok(removed),
     }
 }

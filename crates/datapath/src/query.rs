@@ -36,8 +36,8 @@ pub fn attached(cgroup: &Path) -> Result<Vec<Attached>> {
     let known: HashMap<u32, (String, Vec<u32>)> = libbpf_rs::query::ProgInfoIter::with_query_opts(
         libbpf_rs::query::ProgInfoQueryOptions::default().include_map_ids(true),
     )
-        .map(|p| (p.id, (p.name.to_string_lossy().into_owned(), p.map_ids)))
-        .collect();
+    .map(|p| (p.id, (p.name.to_string_lossy().into_owned(), p.map_ids)))
+    .collect();
     let mut all = Vec::new();
     for (hook, kind) in ATTACH {
         for id in query(dir.as_raw_fd(), kind)? {
@@ -53,8 +53,7 @@ fn query(cgroup: i32, kind: u32) -> Result<Vec<u32>> {
     let mut count = ids.len() as u32;
     let mut flags = 0u32;
     // SAFETY: the kernel writes at most `count` ids, which is how many there is room for.
-    let code =
-        unsafe { libbpf_sys::bpf_prog_query(cgroup, kind, 0, &mut flags, ids.as_mut_ptr(), &mut count) };
+    let code = unsafe { libbpf_sys::bpf_prog_query(cgroup, kind, 0, &mut flags, ids.as_mut_ptr(), &mut count) };
     if code < 0 {
         return Err(std::io::Error::from_raw_os_error(-code)).context(|| "cannot ask what is attached".into());
     }
@@ -64,9 +63,9 @@ fn query(cgroup: i32, kind: u32) -> Result<Vec<u32>> {
 
 /// Whether a program is one of ours: it uses our tables.
 pub fn is_ours(program: &Attached) -> bool {
-    let named = |id: &u32| libbpf_rs::MapHandle::from_map_id(*id).ok().map(|m| {
-        libbpf_rs::MapCore::name(&m).to_string_lossy().into_owned()
-    });
+    let named = |id: &u32| {
+        libbpf_rs::MapHandle::from_map_id(*id).ok().map(|m| libbpf_rs::MapCore::name(&m).to_string_lossy().into_owned())
+    };
     let names: Vec<String> = program.maps.iter().filter_map(named).collect();
     names.iter().any(|name| name == "udp_record" || name == "tcp_record")
 }

@@ -5,8 +5,8 @@
 use crate::mapped::{bytes_of, from_bytes};
 use crate::object::{self, Knobs, MapSet};
 use crate::{Context, Error, Result, abi, netns, wire};
-use beeline_model::{Address, Protocol};
 use beeline_model::row::{OwnerId, Sizes};
+use beeline_model::{Address, Protocol};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;

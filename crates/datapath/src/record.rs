@@ -34,7 +34,8 @@ impl AffinityTable {
         let mut rows = Vec::new();
         for key in self.map.keys() {
             let value = self.map.lookup(&key, MapFlags::ANY).context(|| "cannot read the affinity table".into())?;
-            let (key, value) = (from_bytes::<abi::affinity_key>(&key), value.and_then(|v| from_bytes::<abi::affinity>(&v)));
+            let (key, value) =
+                (from_bytes::<abi::affinity_key>(&key), value.and_then(|v| from_bytes::<abi::affinity>(&v)));
             let (Some(key), Some(value)) = (key, value) else { continue };
             rows.push(AffinityRow {
                 client: key.client,

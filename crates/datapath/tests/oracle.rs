@@ -28,8 +28,22 @@ impl Dice {
     }
 
     fn address(&mut self) -> Address {
-        let all = ["10.96.0.1", "10.96.0.2", "10.97.1.1", "172.31.0.11", "172.31.0.12", "127.0.0.1", "127.9.9.9", "0.0.0.0",
-            "fd00:96::1", "fd00:96::2", "fd00:31::11", "::1", "::", "192.0.2.7"];
+        let all = [
+            "10.96.0.1",
+            "10.96.0.2",
+            "10.97.1.1",
+            "172.31.0.11",
+            "172.31.0.12",
+            "127.0.0.1",
+            "127.9.9.9",
+            "0.0.0.0",
+            "fd00:96::1",
+            "fd00:96::2",
+            "fd00:31::11",
+            "::1",
+            "::",
+            "192.0.2.7",
+        ];
         let text = all[self.roll(all.len() as u32) as usize];
         Address::from(text.parse::<std::net::IpAddr>().unwrap())
     }
@@ -60,7 +74,8 @@ fn random_rows(dice: &mut Dice) -> Rows {
     }
     for _ in 0..12 {
         let (address, port, protocol) = (dice.address(), dice.port(), dice.protocol());
-        let key = if dice.roll(5) == 0 { FrontendKey::known(address) } else { FrontendKey::new(address, port, protocol) };
+        let key =
+            if dice.roll(5) == 0 { FrontendKey::known(address) } else { FrontendKey::new(address, port, protocol) };
         let kind = [Kind::ClusterIp, Kind::NodePort, Kind::LoadBalancer, Kind::ExternalIp][dice.roll(4) as usize];
         rows.frontends.insert(key, FrontendRow { set: 1 + dice.roll(11), kind });
         if let Some(protocol) = key.protocol {
@@ -74,7 +89,8 @@ fn random_rows(dice: &mut Dice) -> Rows {
     }
     for owner in 1..4 {
         if dice.coin() {
-            rows.sources.insert((owner, ["192.0.2.0/24", "10.0.0.0/8", "fd00::/16"][dice.roll(3) as usize].parse().unwrap()));
+            rows.sources
+                .insert((owner, ["192.0.2.0/24", "10.0.0.0/8", "fd00::/16"][dice.roll(3) as usize].parse().unwrap()));
         }
     }
     for text in ["10.96.0.1", "fd00:96::1"] {
@@ -154,7 +170,8 @@ fn undo(rows: &Rows) -> Vec<Op> {
     ops.extend(rows.nodes.keys().map(|at| Op::Node(*at, None)));
     ops.extend(rows.ports.keys().map(|(protocol, port)| Op::Port(*protocol, *port, PortBits::default())));
     ops.extend(rows.sources.iter().map(|(owner, net)| Op::Source(*owner, *net, false)));
-    let empty = BackendRow { address: Address::ANY_V6, port: 0, node: 0, owner: 0, state: State { generation: 0, roles: 0 } };
+    let empty =
+        BackendRow { address: Address::ANY_V6, port: 0, node: 0, owner: 0, state: State { generation: 0, roles: 0 } };
     ops.extend(rows.backends.keys().map(|id| Op::Backend(*id, empty)));
     ops
 }

@@ -24,6 +24,9 @@ pub(crate) enum Released {
     Range(u32, u32),
 }
 
+/// A dump does not show the generations of backends that are gone, and records of them may live on: leave them behind.
+const RESTART_LEAP: u32 = 0x1_0000;
+
 /// What may be in the way and was not yet seen to be gone. It outlives a round: a delete that failed is tried again by
 /// the next round, whatever that one is about.
 #[derive(Debug, Default)]
@@ -98,7 +101,7 @@ impl Tables {
             port_refs: HashMap::default(),
             numbers: HashMap::default(),
             next_number: 1,
-            generation: rows.backends.values().map(|b| b.state.generation).max().unwrap_or(0),
+            generation: rows.backends.values().map(|b| b.state.generation).max().map_or(0, |last| last + RESTART_LEAP),
             owner_ids: Ids::restore(1, sizes.names, &rows.names.keys().copied().collect()),
             set_ids: Ids::restore(SET_FIRST, sizes.sets, &rows.sets.keys().copied().collect()),
             backend_ids: Ids::restore(1, sizes.backends, &rows.backends.keys().copied().collect()),

@@ -8,7 +8,12 @@ use tracing_subscriber::EnvFilter;
 pub fn run(options: Options) -> anyhow::Result<ExitCode> {
     let settings = options.load()?.settings()?;
     let filter = EnvFilter::try_from_env("BEELINE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(beeline_agent::run(settings))?;
     Ok(ExitCode::SUCCESS)

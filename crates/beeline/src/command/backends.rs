@@ -39,9 +39,19 @@ pub fn run(view: &View) -> anyhow::Result<ExitCode> {
     print::show(view.output, &rows, || {
         let cells = |r: &Row| {
             let picks = r.picks.to_string();
-            vec![r.service.clone(), r.address.clone(), r.port.to_string(), dash(r.node.as_ref()), r.sets.join(","), picks]
+            vec![
+                r.service.clone(),
+                r.address.clone(),
+                r.port.to_string(),
+                dash(r.node.as_ref()),
+                r.sets.join(","),
+                picks,
+            ]
         };
-        print::table(&["SERVICE", "ADDRESS", "PORT", "NODE", "SETS", "PICKS"], &rows.iter().map(cells).collect::<Vec<_>>())
+        print::table(
+            &["SERVICE", "ADDRESS", "PORT", "NODE", "SETS", "PICKS"],
+            &rows.iter().map(cells).collect::<Vec<_>>(),
+        )
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -30,7 +30,15 @@ fn check(what: &'static str, level: Level, found: impl Into<String>, next: impl 
 
 pub fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
     let root = doctor.cgroup.clone().or_else(|| cgroup::root().ok());
-    let mut checks = vec![rights(), kernel(), btf(), bpffs(&doctor.view.place.pin_dir), cgroup2(root.as_deref()), errno(), reaping()];
+    let mut checks = vec![
+        rights(),
+        kernel(),
+        btf(),
+        bpffs(&doctor.view.place.pin_dir),
+        cgroup2(root.as_deref()),
+        errno(),
+        reaping(),
+    ];
     checks.extend(root.as_deref().map(others).unwrap_or_default());
     print::show(doctor.view.output, &checks, || {
         let mark = |level| match level {
@@ -53,7 +61,12 @@ fn rights() -> Check {
     let missing: Vec<&str> = needed.iter().filter(|(bit, _)| bits >> bit & 1 == 0).map(|(_, name)| *name).collect();
     match missing.is_empty() {
         true => check("rights", Level::Ok, "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN", ""),
-        false => check("rights", Level::Wrong, format!("missing: {}", missing.join(", ")), "run as root, or give these capabilities"),
+        false => check(
+            "rights",
+            Level::Wrong,
+            format!("missing: {}", missing.join(", ")),
+            "run as root, or give these capabilities",
+        ),
     }
 }
 
@@ -75,7 +88,9 @@ fn kernel() -> Check {
 fn btf() -> Check {
     match Path::new("/sys/kernel/btf/vmlinux").exists() {
         true => check("BTF", Level::Ok, "/sys/kernel/btf/vmlinux", ""),
-        false => check("BTF", Level::Wrong, "the kernel describes no types", "boot a kernel with CONFIG_DEBUG_INFO_BTF=y"),
+        false => {
+            check("BTF", Level::Wrong, "the kernel describes no types", "boot a kernel with CONFIG_DEBUG_INFO_BTF=y")
+        }
     }
 }
 
@@ -89,7 +104,12 @@ fn bpffs(pin_dir: &Path) -> Check {
     let found = mounts.lines().filter_map(is_bpf).any(|mount| at.starts_with(mount));
     match found {
         true => check("bpffs", Level::Ok, format!("{} can be pinned to", pin_dir.display()), ""),
-        false => check("bpffs", Level::Wrong, format!("{} is in no bpffs", pin_dir.display()), "mount -t bpf bpf /sys/fs/bpf"),
+        false => check(
+            "bpffs",
+            Level::Wrong,
+            format!("{} is in no bpffs", pin_dir.display()),
+            "mount -t bpf bpf /sys/fs/bpf",
+        ),
     }
 }
 
@@ -99,10 +119,19 @@ fn cgroup2(root: Option<&Path>) -> Check {
         Some(root) if cgroup::is_cgroup2(root) => {
             let hidden = std::fs::read_to_string("/proc/self/cgroup").is_ok_and(|t| t.contains("0::/.."));
             let level = if hidden { Level::Note } else { Level::Ok };
-            let next = if hidden { "this process is in a private cgroup namespace: give --cgroup a path of the host's" } else { "" };
+            let next = if hidden {
+                "this process is in a private cgroup namespace: give --cgroup a path of the host's"
+            } else {
+                ""
+            };
             check("cgroup2", level, format!("{} (mounted at {})", root.display(), mounts.join(" ")), next)
         }
-        Some(root) => check("cgroup2", Level::Wrong, format!("{} is not cgroup2", root.display()), "name one below cgroup2 by --cgroup"),
+        Some(root) => check(
+            "cgroup2",
+            Level::Wrong,
+            format!("{} is not cgroup2", root.display()),
+            "name one below cgroup2 by --cgroup",
+        ),
         None => check("cgroup2", Level::Wrong, "not mounted", "mount -t cgroup2 none /sys/fs/cgroup/unified"),
     }
 }
@@ -117,8 +146,18 @@ fn errno() -> Check {
 fn reaping() -> Check {
     match release().1 {
         v if v >= (6, 16) => check("stale UDP sockets", Level::Ok, "destroyed exactly, in one pass", ""),
-        v if v >= (6, 5) => check("stale UDP sockets", Level::Ok, "destroyed exactly, in repeated passes (before 6.16 a walk may skip)", ""),
-        _ => check("stale UDP sockets", Level::Note, "destroyed by netlink: one that reconnects in that moment goes too", "6.5 or newer is exact"),
+        v if v >= (6, 5) => check(
+            "stale UDP sockets",
+            Level::Ok,
+            "destroyed exactly, in repeated passes (before 6.16 a walk may skip)",
+            "",
+        ),
+        _ => check(
+            "stale UDP sockets",
+            Level::Note,
+            "destroyed by netlink: one that reconnects in that moment goes too",
+            "6.5 or newer is exact",
+        ),
     }
 }
 
@@ -133,7 +172,12 @@ fn others(root: &Path) -> Vec<Check> {
     let mut checks = vec![match ours.len() {
         0 => check("our hooks", Level::Note, format!("none at {at}"), "start an agent, or name its --cgroup"),
         8 => check("our hooks", Level::Ok, format!("all 8 at {at}"), ""),
-        n => check("our hooks", Level::Wrong, format!("{n} of 8 at {at}"), "restart the agent: it attaches what is missing"),
+        n => check(
+            "our hooks",
+            Level::Wrong,
+            format!("{n} of 8 at {at}"),
+            "restart the agent: it attaches what is missing",
+        ),
     }];
     for other in others {
         let found = format!("{}: program {} ({})", other.hook, other.id, other.name);

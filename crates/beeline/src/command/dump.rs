@@ -48,7 +48,8 @@ fn print_rows(dump: &Dump, rows: Vec<Row>) -> anyhow::Result<()> {
         })
         .collect();
     print::show(dump.view.output, &maps, || {
-        let header: Vec<&str> = rows.first().map_or(Vec::new(), |r| r.key.iter().chain(&r.value).map(|(name, _)| *name).collect());
+        let header: Vec<&str> =
+            rows.first().map_or(Vec::new(), |r| r.key.iter().chain(&r.value).map(|(name, _)| *name).collect());
         let cells: Vec<Vec<String>> =
             rows.iter().map(|r| r.key.iter().chain(&r.value).map(|(_, v)| v.clone()).collect()).collect();
         let text = if rows.is_empty() { String::new() } else { print::table(&header, &cells) };
@@ -79,7 +80,8 @@ fn number(live: &Live, owner: OwnerId) -> String {
 }
 
 fn flags(set: &SetRow, rule: Rule) -> String {
-    let words = [(set.header.own_node, "ownNode"), (set.header.restricted, "sourceRanges"), (set.header.limit != 0, "limit")];
+    let words =
+        [(set.header.own_node, "ownNode"), (set.header.restricted, "sourceRanges"), (set.header.limit != 0, "limit")];
     let said: Vec<&str> = words.iter().filter(|(on, _)| *on && set.rule == rule).map(|(_, word)| *word).collect();
     if said.is_empty() { "0".into() } else { said.join(",") }
 }
@@ -91,7 +93,8 @@ fn service_rows(live: &Live, node: Option<&str>) -> Vec<Row> {
         let frontend = live.rows.frontends.get(key)?;
         let set = live.rows.sets.get(&frontend.set)?;
         let members = live.rows.members(set);
-        let is_local = |id: &&u32| live.rows.backends.get(id).is_some_and(|b| node.is_some() && live.node_name(b.node) == node);
+        let is_local =
+            |id: &&u32| live.rows.backends.get(id).is_some_and(|b| node.is_some() && live.node_name(b.node) == node);
         Some(Row {
             key: vec![
                 ("DestIp", key.address.to_string()),
@@ -181,7 +184,11 @@ fn affinity_rows(live: &Live) -> anyhow::Result<Vec<Row>> {
     let now = beeline_datapath::control::monotonic();
     let rows = AffinityTable::new(&live.maps)?.rows()?;
     let row = |r: &beeline_datapath::record::AffinityRow| Row {
-        key: vec![("client", r.client.to_string()), ("SvcId", number(live, r.owner)), ("name", live.owner_text(r.owner))],
+        key: vec![
+            ("client", r.client.to_string()),
+            ("SvcId", number(live, r.owner)),
+            ("name", live.owner_text(r.owner)),
+        ],
         value: vec![
             ("PodIp", r.address.to_string()),
             ("PodPort", r.port.to_string()),

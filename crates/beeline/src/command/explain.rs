@@ -75,7 +75,10 @@ fn place(from: &str, live: &Live, dial: &mut Dial) -> anyhow::Result<Place> {
             let own = namespace(&pid.to_string());
             anyhow::ensure!(own.is_some(), "--from {pid}: there is no process {pid}");
             dial.host = own == namespace("1");
-            (cgroup::of_process(pid)?, format!("process {pid}{}", if dial.host { ", on the host" } else { ", in a namespace of its own" }))
+            (
+                cgroup::of_process(pid)?,
+                format!("process {pid}{}", if dial.host { ", on the host" } else { ", in a namespace of its own" }),
+            )
         }
         Err(_) => (PathBuf::from(from), format!("cgroup {from}")),
     };
@@ -137,10 +140,16 @@ fn because(verdict: &Verdict, dial: &Dial) -> String {
     match (verdict.action, verdict.reason) {
         (Action::Resolved, _) => "one of the backends below, at random; a client with affinity keeps its own".into(),
         (_, Reason::NoPort) if known => "this ClusterIP is known, and its Service has no such port".into(),
-        (_, Reason::NoEndpoint) => "the service has no endpoint that is ready, or that still serves while it terminates".into(),
-        (_, Reason::NoLocal) => "a Local policy holds, and no endpoint is on the node in question (--empty-local)".into(),
+        (_, Reason::NoEndpoint) => {
+            "the service has no endpoint that is ready, or that still serves while it terminates".into()
+        }
+        (_, Reason::NoLocal) => {
+            "a Local policy holds, and no endpoint is on the node in question (--empty-local)".into()
+        }
         (_, Reason::SourceDenied) => "the dialler's address is outside loadBalancerSourceRanges".into(),
-        (_, Reason::SourceUnknown) => "loadBalancerSourceRanges hold, and where the dialler stands is not known: left to the packet path".into(),
+        (_, Reason::SourceUnknown) => {
+            "loadBalancerSourceRanges hold, and where the dialler stands is not known: left to the packet path".into()
+        }
         _ if !dial.protocol.has_hook() => "sockets of this protocol have no hook: the packet path's".into(),
         _ => "no frontend has this address, port and protocol: it is not a service".into(),
     }
@@ -159,7 +168,8 @@ fn text(a: &Answer) -> String {
     }
     lines.extend(a.service.clone().map(|s| ("service", s)));
     if let Some(set) = &a.set {
-        let affinity = if a.affinity_seconds > 0 { format!("; affinity {} s", a.affinity_seconds) } else { String::new() };
+        let affinity =
+            if a.affinity_seconds > 0 { format!("; affinity {} s", a.affinity_seconds) } else { String::new() };
         lines.push(("set", format!("{set}, {} backends{affinity}", a.backends.len())));
     }
     let mut text: String = lines.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
@@ -173,7 +183,8 @@ fn text(a: &Answer) -> String {
 }
 
 fn endpoints(explained: &Explained) -> String {
-    let mut text = format!("\npolicies   internal {}, external {}\n", explained.internal_policy, explained.external_policy);
+    let mut text =
+        format!("\npolicies   internal {}, external {}\n", explained.internal_policy, explained.external_policy);
     for family in &explained.families {
         text.push_str(&format!("\n{} endpoints; topology {}\n", family.family, family.topology));
         let yes = |is: bool| if is { "yes" } else { "-" }.to_owned();

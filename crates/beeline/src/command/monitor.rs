@@ -101,7 +101,8 @@ fn wanted(monitor: &Monitor, cgroup: Option<u64>, event: &Value) -> bool {
         VerdictName::Untouched => "untouched",
     };
     let service = event["service"].as_str().unwrap_or_default();
-    let is_of = |wanted: &str| service.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']));
+    let is_of =
+        |wanted: &str| service.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']));
     monitor.service.as_deref().is_none_or(is_of)
         && cgroup.is_none_or(|id| event["cgroup"].as_u64() == Some(id))
         && monitor.verdict.is_none_or(|v| event["action"].as_str() == Some(verdict(v)))
@@ -121,5 +122,10 @@ fn readable(event: &Value) -> String {
     let (pid, process, cgroup) = (&event["pid"], word("process"), &event["cgroup"]);
     let dialled = format!("{} {}/{}", word("dialled"), event["dialledPort"], word("protocol"));
     let kept = if event["affinity"].as_bool() == Some(true) { " (affinity)" } else { "" };
-    format!("{time} {process}[{pid}] cgroup {cgroup}: {dialled} {} {} -> {} {chosen}{kept}", word("kind"), word("service"), word("action"))
+    format!(
+        "{time} {process}[{pid}] cgroup {cgroup}: {dialled} {} {} -> {} {chosen}{kept}",
+        word("kind"),
+        word("service"),
+        word("action")
+    )
 }

@@ -50,7 +50,10 @@ fn text(status: &Value) -> String {
     if status.get("agent").is_some() {
         lines.push(("agent", format!("{}; the kernel serves from its tables", s("/agent"))));
         lines.push(("last sign of life", format!("{}; orphan rule: {}", s("/lastSignOfLife"), s("/orphan"))));
-        lines.push(("tables", format!("{} (layout {}, generation {})", s("/kernel/pinDir"), s("/kernel/layout"), s("/kernel/generation"))));
+        lines.push((
+            "tables",
+            format!("{} (layout {}, generation {})", s("/kernel/pinDir"), s("/kernel/layout"), s("/kernel/generation")),
+        ));
     } else {
         lines.push(("agent", format!("beeline {}, process {}", s("/version"), s("/pid"))));
         lines.push(("node", format!("{} at {}; zone {}", s("/node"), s("/nodeAddresses"), s("/zone"))));
@@ -58,16 +61,30 @@ fn text(status: &Value) -> String {
         if status.pointer("/source/error").is_some_and(|e| !e.is_null()) {
             lines.push(("source error", s("/source/error")));
         }
-        lines.push(("hooks", format!("live: {}; self-test: {}; cgroup {}", s("/kernel/live"), s("/kernel/selfTest"), s("/kernel/cgroup"))));
+        lines.push((
+            "hooks",
+            format!(
+                "live: {}; self-test: {}; cgroup {}",
+                s("/kernel/live"),
+                s("/kernel/selfTest"),
+                s("/kernel/cgroup")
+            ),
+        ));
         let (layout, generation, start) = (s("/kernel/layout"), s("/kernel/generation"), s("/kernel/start"));
-        lines.push(("tables", format!("{} (layout {layout}, generation {generation}, {start} at start)", s("/kernel/pinDir"))));
+        lines.push((
+            "tables",
+            format!("{} (layout {layout}, generation {generation}, {start} at start)", s("/kernel/pinDir")),
+        ));
         lines.push(("events", s("/events")));
     }
     lines.push(("frontends", usage(status, "frontends")));
     lines.push(("sets", usage(status, "sets")));
     lines.push(("backends", usage(status, "backends")));
     if status.get("version").is_some() {
-        lines.push(("objects", format!("{} services, {} slices, {} nodes", s("/counts/services"), s("/counts/slices"), s("/counts/nodes"))));
+        lines.push((
+            "objects",
+            format!("{} services, {} slices, {} nodes", s("/counts/services"), s("/counts/slices"), s("/counts/nodes")),
+        ));
         lines.push(("stale UDP sockets", format!("{} destroyed", s("/counts/udpSocketsDestroyed"))));
         lines.push(("last change", last_change(status)));
     }
@@ -90,7 +107,13 @@ fn last_change(status: &Value) -> String {
         return "none since the start".into();
     }
     let micros = change["micros"].as_f64().unwrap_or(0.0);
-    format!("{}: {} services, {} writes in {:.2} ms", word(&change["at"]), change["services"], change["writes"], micros / 1000.0)
+    format!(
+        "{}: {} services, {} writes in {:.2} ms",
+        word(&change["at"]),
+        change["services"],
+        change["writes"],
+        micros / 1000.0
+    )
 }
 
 fn refusals(status: &Value) -> String {
@@ -98,6 +121,7 @@ fn refusals(status: &Value) -> String {
     if all.is_empty() {
         return if status.get("version").is_some() { format!("{:<18} none\n", "refused") } else { String::new() };
     }
-    let rows: Vec<Vec<String>> = all.iter().map(|r| vec![word(&r["subject"]), word(&r["reason"]), word(&r["message"])]).collect();
+    let rows: Vec<Vec<String>> =
+        all.iter().map(|r| vec![word(&r["subject"]), word(&r["reason"]), word(&r["message"])]).collect();
     format!("\nrefused ({}):\n{}", all.len(), print::table(&["WHAT", "REASON", "WHY AND WHAT TO DO"], &rows))
 }

@@ -88,5 +88,7 @@ fn measure(services: u32) -> Result<Sized> {
 
 /// On a thread of its own, kept to one processor and before all others there: the process stays as it is.
 fn alone<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    thread::spawn(|| ground::pin().and_then(|()| ground::go_first()).and_then(|()| work())).join().expect("the conductor panicked")
+    thread::spawn(|| ground::pin().and_then(|()| ground::go_first()).and_then(|()| work()))
+        .join()
+        .expect("the conductor panicked")
 }
