@@ -100,6 +100,8 @@ fn one_pod_can_have_many_addresses() {
     let _server = service.start(&lab.pod(0).namespace).unwrap();
     let client = lab.node().client().unwrap();
     for ip in more {
-        assert_eq!(client.dial(&Dial::new(Kind::UdpSendTo, (ip, 80).into())).unwrap().at(), Some((ip, 80).into()));
+        // A datagram may be lost while the neighbour is still being found.
+        let dial = || client.dial(&Dial::new(Kind::UdpSendTo, (ip, 80).into())).unwrap().at();
+        assert_eq!((0..5).find_map(|_| dial()), Some((ip, 80).into()));
     }
 }
