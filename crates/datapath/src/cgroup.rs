@@ -33,7 +33,7 @@ pub fn id(path: &Path) -> Result<u64> {
 /// Whether a directory is a cgroup of the second version.
 pub fn is_cgroup2(path: &Path) -> bool {
     const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
-    rustix::fs::statfs(path).is_ok_and(|s| s.f_type as i64 == CGROUP2_SUPER_MAGIC)
+    rustix::fs::statfs(path).is_ok_and(|s| s.f_type == CGROUP2_SUPER_MAGIC)
 }
 
 /// How many levels below the root it is.
