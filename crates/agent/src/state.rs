@@ -253,8 +253,11 @@ impl State {
             tracing::warn!("the kernel's tables differ from what was written: mending them");
             self.tables = Tables::restore(rows, self.settings.sizes);
             self.tables.skip_grace = self.settings.skip_grace;
-            self.sync_all(Instant::now())?;
+            return self.sync_all(Instant::now());
         }
+        // The dump is as large as the tables.
+        drop(rows);
+        beeline_datapath::memory::trim();
         Ok(())
     }
 

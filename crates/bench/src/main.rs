@@ -12,10 +12,6 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-/// As the agent's.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Benches of Beeline. They need root; they attach to a cgroup of their own and dial in a network namespace of their own.
 #[derive(Parser)]
 #[command(version)]
