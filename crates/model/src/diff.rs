@@ -89,6 +89,9 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
     if work.tables.quarantined() > RECYCLE_AT {
         let _ = work.tables.recycle(work.maps);
     }
+    if full {
+        work.touch_all();
+    }
     for (name, plan) in &delta.services {
         if let Some(plan) = plan {
             work.make(name, plan);
@@ -103,7 +106,7 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
     work.put_frontends(delta, Tier::Fallback);
     work.put_nodes(delta);
     work.delete_frontends(Tier::Exact);
-    work.sweep(delta, full);
+    work.sweep(delta);
     work.tables.settle();
     work.outcome.leftover = work.tables.touched.len();
     work.outcome

@@ -82,6 +82,7 @@ pub fn plan_service<'a>(
     refuse_external_ips(service, around.rules, &mut plan.refusals);
     for family in Family::BOTH {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
+        plan.claims.reserve_exact(1 + service.ports.len());
         plan.claims.push((FrontendKey::known(cluster_ip), Claim::closed(service)));
         for port in service.ports.iter().filter(|p| p.protocol.has_hook()) {
             let selection = select(candidates(port, family, slices.clone(), around), &around.place);
@@ -161,15 +162,20 @@ impl PortPlan<'_> {
         if self.strict_local() { SetRole::Local } else { SetRole::Cluster }
     }
 
+    /// With exact room: of a large cluster all plans are there at once.
     fn write(&self, plan: &mut ServicePlan) {
-        let mut used: BTreeSet<SetName> = BTreeSet::new();
-        for (address, port, kind, set) in self.frontends() {
+        let frontends = self.frontends();
+        let mut used: Vec<SetName> = frontends.iter().map(|(_, _, _, set)| set.clone()).collect();
+        used.sort_unstable();
+        used.dedup();
+        plan.claims.reserve_exact(frontends.len());
+        for (address, port, kind, set) in frontends {
             let key = FrontendKey::new(address, port, self.port.protocol);
-            used.insert(set.clone());
             plan.claims.push((key, Claim::new(self.service, kind, set)));
         }
         let restricted = used.iter().any(|set| set.audience == Audience::Sources);
         plan.sources.extend(self.sources().filter(|_| restricted).map(|net| (self.owner(), net)));
+        plan.sets.reserve_exact(used.len());
         for name in used {
             plan.sets.push(self.set(name, &mut plan.refusals));
         }

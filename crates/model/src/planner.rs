@@ -227,6 +227,7 @@ impl Planner {
             self.claim(&name, plan.as_ref(), &mut keys);
             delta.services.push((name, plan));
         }
+        self.note_claimed(&delta);
         self.add_node_rows(&mut keys);
         // Who inherits a key from a service that lost it may not have its set programmed yet.
         let planned: HashSet<ServiceName> = delta.services.iter().map(|(name, _)| name.clone()).collect();
@@ -285,12 +286,20 @@ impl Planner {
             self.claims.add(*key, claim.clone());
             keys.insert(*key);
         }
-        self.claimed.insert(name.clone(), plan.claims.iter().map(|(key, _)| *key).collect());
         if !plan.refusals.is_empty() {
             self.refusals.insert(name.clone(), plan.refusals.clone());
         }
         if self.depends_on_nodes(name) {
             self.by_nodes.insert(name.clone());
+        }
+    }
+
+    /// Not plan by plan: what stays would lie between what goes, and keep its memory from being given back.
+    fn note_claimed(&mut self, delta: &Delta) {
+        for (name, plan) in &delta.services {
+            if let Some(plan) = plan {
+                self.claimed.insert(name.clone(), plan.claims.iter().map(|(key, _)| *key).collect());
+            }
         }
     }
 
