@@ -150,8 +150,8 @@ fn register_ports(registry: &mut Registry, state: &State) {
         }
         labels_of.insert(owner, labels);
     }
-    for (id, row) in &state.tables.rows().backends {
-        let (count, labels) = (state.count.picks_of(*id), labels_of.get(&row.owner));
+    for (id, row) in state.tables.rows().backends.iter() {
+        let (count, labels) = (state.count.picks_of(id), labels_of.get(&row.owner));
         if let Some(l) = labels.filter(|_| count > 0) {
             let address = format!("{}:{}", row.address, row.port);
             let (namespace, service) = (l.namespace.clone(), l.service.clone());

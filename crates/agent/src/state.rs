@@ -302,7 +302,7 @@ impl State {
         // Ids of other tables mean nothing: by what was dialled.
         let dial = Dial { host: true, ..Dial::to(socket.dialled, socket.dialled_port, Protocol::Udp) };
         let found = resolve(self.tables.rows(), &dial, self.settings.rules.empty_local).found?;
-        Some(self.tables.rows().sets.get(&found.set)?.owner)
+        Some(self.tables.rows().sets.get(found.set)?.owner)
     }
 
     /// A new dial might pick its backend.

@@ -50,7 +50,7 @@ impl Live {
     }
 
     pub fn port_name(&self, owner: OwnerId) -> Option<PortName> {
-        PortName::from_text(&self.rows.names.get(&owner)?.text)
+        PortName::from_text(&self.rows.names.get(owner)?.text)
     }
 
     pub fn owner_text(&self, owner: OwnerId) -> String {
@@ -58,6 +58,6 @@ impl Live {
     }
 
     pub fn node_name(&self, id: u32) -> Option<&str> {
-        self.rows.names.get(&id).filter(|n| n.kind == NameKind::Node).map(|n| n.text.as_str())
+        self.rows.names.get(id).filter(|n| n.kind == NameKind::Node).map(|n| n.text.as_str())
     }
 }

@@ -140,7 +140,7 @@ fn deltas(case: &Case) -> Vec<(Delta, Vec<Refusal>)> {
 // ---- what a plan looks like ----
 
 fn backends(rows: &Rows, ids: &[BackendId]) -> Vec<String> {
-    let mut all: Vec<_> = ids.iter().filter_map(|id| rows.backends.get(id)).map(|b| (b.address, b.port)).collect();
+    let mut all: Vec<_> = ids.iter().filter_map(|id| rows.backends.get(*id)).map(|b| (b.address, b.port)).collect();
     all.sort();
     all.dedup();
     all.iter().map(|(a, p)| std::net::SocketAddr::new(a.ip(), *p).to_string()).collect()
@@ -159,8 +159,8 @@ fn kind(kind: Kind) -> &'static str {
 fn frontends(rows: &Rows) -> String {
     let mut lines = Vec::new();
     for (key, row) in rows.frontends.iter().filter(|(key, _)| key.protocol.is_some()) {
-        let set = rows.sets.get(&row.set).expect("a frontend leads to a set");
-        let owner = PortName::from_text(&rows.names[&set.owner].text).expect("a name");
+        let set = rows.sets.get(row.set).expect("a frontend leads to a set");
+        let owner = PortName::from_text(&rows.names[set.owner].text).expect("a name");
         let affinity =
             if set.header.affinity > 0 { format!(" affinity {}", set.header.affinity) } else { String::new() };
         let members = backends(rows, rows.members(set));
@@ -202,7 +202,7 @@ fn describe(case: &Case, rows: &Rows, refusals: &[Refusal]) -> String {
 /// Whoever dials a frontend, not only those that the case lists, gets what its line in plan.txt says.
 fn check_frontends(case: &Case, rows: &Rows) {
     for (key, row) in rows.frontends.iter().filter(|(key, _)| !key.is_node_port_row()) {
-        let Some((protocol, set)) = key.protocol.zip(rows.sets.get(&row.set)) else { continue };
+        let Some((protocol, set)) = key.protocol.zip(rows.sets.get(row.set)) else { continue };
         let source = rows.sources_of(set.owner).find(|net| net.addr().is_ipv4() == key.address.ip().is_ipv4());
         let source = source.map(|net| Address::from(net.addr()));
         let dial = Dial { source, ..Dial::to(key.address, key.port, protocol) };
@@ -239,7 +239,7 @@ fn plans_are_what_they_were_blessed_to_be() {
             assert!(outcome.is_clean(), "{}: {outcome:?}", case.name);
             // Rows that nothing leads to stay as they are until their id is used again.
             let mut live = memory.rows.clone();
-            live.sets.retain(|id, _| tables.rows().sets.contains_key(id));
+            live.sets.retain(|id, _| tables.rows().sets.contains(id));
             assert!(tables.matches(&live), "{}: the mirror differs", case.name);
             tables.audit(SIZES()).unwrap_or_else(|problem| panic!("{}: {problem}", case.name));
             check_frontends(case, &memory.rows);

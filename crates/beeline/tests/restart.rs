@@ -144,7 +144,7 @@ fn other_sizes_keep_ids_counters_and_affinity() {
         let (rows, maps) = (show.stage.rows(), show.stage.maps());
         let count = Count::new(&maps).unwrap();
         let affinity = AffinityTable::new(&maps).unwrap().rows().unwrap().len();
-        (rows.names.keys().map(|owner| count.of_owner(*owner).dials).sum::<u64>(), affinity)
+        (rows.names.ids().map(|owner| count.of_owner(owner).dials).sum::<u64>(), affinity)
     };
     for size in ["512", "32"] {
         let (before, (counted, remembered)) = (show.stage.rows(), dials(&show));

@@ -52,14 +52,14 @@ impl Count {
         let put = |map: &MapHandle, at: u32, value: &[u8]| {
             map.update(&at.to_ne_bytes(), value, MapFlags::ANY).context(|| "cannot carry the counters over".into())
         };
-        for owner in rows.names.keys() {
+        for owner in rows.names.ids() {
             for shard in 0..self.shards.min(from.shards) {
-                let old = from.shard(*owner, shard);
+                let old = from.shard(owner, shard);
                 put(&self.counters, owner * self.shards + shard, bytes_of(&old))?;
             }
         }
-        for backend in rows.backends.keys() {
-            put(&self.picks, *backend, &from.picks_of(*backend).to_ne_bytes())?;
+        for backend in rows.backends.ids() {
+            put(&self.picks, backend, &from.picks_of(backend).to_ne_bytes())?;
         }
         Ok(())
     }

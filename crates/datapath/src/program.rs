@@ -243,21 +243,21 @@ fn attached_to(link: &Link) -> Option<u64> {
 }
 
 fn fits(rows: &Rows, sizes: &Sizes) -> bool {
-    let below = |highest: Option<&u32>, end: u32| highest.is_none_or(|id| *id < end);
+    let below = |highest: Option<u32>, end: u32| highest.is_none_or(|id| id < end);
     rows.frontends.len() <= sizes.frontends as usize
         && rows.slots.len() <= sizes.slots as usize
-        && below(rows.sets.keys().max(), sizes.sets)
-        && below(rows.backends.keys().max(), sizes.backends)
-        && below(rows.names.keys().max(), sizes.names)
+        && below(rows.sets.ids().next_back(), sizes.sets)
+        && below(rows.backends.ids().next_back(), sizes.backends)
+        && below(rows.names.ids().next_back(), sizes.names)
 }
 
 /// What is pointed at first, the visible rows last, as ever.
 fn carry(rows: &Rows, kernel: &mut Kernel) -> Result<()> {
     let mut ops: Vec<Op> = Vec::new();
-    ops.extend(rows.names.iter().map(|(id, row)| Op::Name(*id, Some(row.clone()))));
-    ops.extend(rows.backends.iter().map(|(id, row)| Op::Backend(*id, *row)));
+    ops.extend(rows.names.iter().map(|(id, row)| Op::Name(id, Some(row.clone()))));
+    ops.extend(rows.backends.iter().map(|(id, row)| Op::Backend(id, *row)));
     ops.push(Op::Slots(0, rows.slots.clone().into()));
-    ops.extend(rows.sets.iter().map(|(id, row)| Op::Set(*id, Box::new(*row))));
+    ops.extend(rows.sets.iter().map(|(id, row)| Op::Set(id, Box::new(*row))));
     ops.extend(rows.sources.iter().map(|(owner, net)| Op::Source(*owner, *net, true)));
     ops.extend(rows.ports.iter().map(|((protocol, port), bits)| Op::Port(*protocol, *port, *bits)));
     for (family, words) in [(beeline_model::Family::V4, rows.ranges_v4), (beeline_model::Family::V6, rows.ranges_v6)] {

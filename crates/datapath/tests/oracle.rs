@@ -110,7 +110,7 @@ fn fill(set: &mut SetRow, id: SetId, rows: &mut Rows, dice: &mut Dice) {
     let is_member = |b: &BackendRow| {
         b.owner == set.owner && b.state.roles & set.role as u8 != 0 && (set.role != Role::Node || b.node == set.node)
     };
-    let members: Vec<BackendId> = rows.backends.iter().filter(|(_, b)| is_member(b)).map(|(id, _)| *id).collect();
+    let members: Vec<BackendId> = rows.backends.iter().filter(|(_, b)| is_member(b)).map(|(id, _)| id).collect();
     if members.is_empty() {
         return;
     }
@@ -153,9 +153,9 @@ fn random_dial(dice: &mut Dice) -> Dial {
 }
 
 fn ops(rows: &Rows) -> Vec<Op> {
-    let mut ops: Vec<Op> = rows.backends.iter().map(|(id, row)| Op::Backend(*id, *row)).collect();
+    let mut ops: Vec<Op> = rows.backends.iter().map(|(id, row)| Op::Backend(id, *row)).collect();
     ops.push(Op::Slots(0, rows.slots.clone().into()));
-    ops.extend(rows.sets.iter().map(|(id, row)| Op::Set(*id, Box::new(*row))));
+    ops.extend(rows.sets.iter().map(|(id, row)| Op::Set(id, Box::new(*row))));
     ops.extend(rows.sources.iter().map(|(owner, net)| Op::Source(*owner, *net, true)));
     ops.extend(rows.ports.iter().map(|((protocol, port), bits)| Op::Port(*protocol, *port, *bits)));
     ops.extend(rows.ranges_v4.iter().enumerate().map(|(i, w)| Op::Range(Family::V4, i, *w)));
@@ -172,7 +172,7 @@ fn undo(rows: &Rows) -> Vec<Op> {
     ops.extend(rows.sources.iter().map(|(owner, net)| Op::Source(*owner, *net, false)));
     let empty =
         BackendRow { address: Address::ANY_V6, port: 0, node: 0, owner: 0, state: State { generation: 0, roles: 0 } };
-    ops.extend(rows.backends.keys().map(|id| Op::Backend(*id, empty)));
+    ops.extend(rows.backends.ids().map(|id| Op::Backend(id, empty)));
     ops
 }
 

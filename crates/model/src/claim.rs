@@ -63,11 +63,26 @@ impl Claimants {
 #[derive(Debug, Default)]
 pub struct Claims {
     by_key: HashMap<FrontendKey, Claimants>,
+    /// Keys with several claimants. While there are none, every claim wins.
+    contested: usize,
 }
 
 impl Claims {
     pub fn winner(&self, key: &FrontendKey) -> Option<&Claim> {
-        self.by_key.get(key)?.list().iter().find(|claim| self.stands(key, claim))
+        let claimants = self.by_key.get(key)?;
+        if self.contested == 0 {
+            return Some(claimants.winner());
+        }
+        claimants.list().iter().find(|claim| self.stands(key, claim))
+    }
+
+    pub fn is_contested(&self) -> bool {
+        self.contested > 0
+    }
+
+    /// Room for this many keys more.
+    pub fn reserve(&mut self, keys: usize) {
+        self.by_key.reserve(keys);
     }
 
     /// A nodePort has one owner on all nodes: rows at single nodes' addresses stand only for the owner of the wildcard.
@@ -95,12 +110,8 @@ impl Claims {
     }
 
     pub fn add(&mut self, key: FrontendKey, claim: Claim) {
-        let Some(old) = self.by_key.remove(&key) else {
-            self.by_key.insert(key, Claimants::One(claim));
-            return;
-        };
-        let mut claims = old.list().to_vec();
-        claims.push(claim);
+        let Some(old) = self.by_key.insert(key, Claimants::One(claim)) else { return };
+        let mut claims = self.take(&key, old);
         claims.sort_by(Claim::order);
         claims.dedup();
         self.put(key, claims);
@@ -109,15 +120,26 @@ impl Claims {
     /// Takes back all that this service claims of the key.
     pub fn remove(&mut self, key: &FrontendKey, service: &ServiceName) {
         let Some(old) = self.by_key.remove(key) else { return };
-        let claims = old.list().iter().filter(|c| c.service != *service).cloned().collect();
+        let mut claims = self.take(key, old);
+        claims.retain(|claim| claim.service != *service);
         self.put(*key, claims);
+    }
+
+    /// What was there, and what stands there now.
+    fn take(&mut self, key: &FrontendKey, old: Claimants) -> Vec<Claim> {
+        self.contested -= usize::from(matches!(old, Claimants::Many(_)));
+        let now = self.by_key.remove(key);
+        old.list().iter().chain(now.iter().flat_map(Claimants::list)).cloned().collect()
     }
 
     fn put(&mut self, key: FrontendKey, mut claims: Vec<Claim>) {
         let claimants = match claims.len() {
             0 => return,
             1 => Claimants::One(claims.remove(0)),
-            _ => Claimants::Many(claims),
+            _ => {
+                self.contested += 1;
+                Claimants::Many(claims)
+            }
         };
         self.by_key.insert(key, claimants);
     }

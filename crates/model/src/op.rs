@@ -63,13 +63,13 @@ impl Rows {
     pub fn apply(&mut self, op: &Op) {
         match op {
             Op::Name(id, Some(row)) => drop(self.names.insert(*id, row.clone())),
-            Op::Name(id, None) => drop(self.names.remove(id)),
+            Op::Name(id, None) => drop(self.names.remove(*id)),
             Op::ZeroCounters(_) => {}
             Op::Backend(id, row) => drop(self.backends.insert(*id, *row)),
             // Out of use: only records may still name it, and they compare the generation.
-            Op::State(id, state) if state.roles == 0 => drop(self.backends.remove(id)),
+            Op::State(id, state) if state.roles == 0 => drop(self.backends.remove(*id)),
             Op::State(id, state) => {
-                if let Some(row) = self.backends.get_mut(id) {
+                if let Some(row) = self.backends.get_mut(*id) {
                     row.state = *state;
                 }
             }
@@ -77,12 +77,12 @@ impl Rows {
             Op::Set(id, row) => drop(self.sets.insert(*id, **row)),
             Op::Slot(id, base, index, backend) => self.write_slot(*id, *base, *index, *backend),
             Op::Span(id, span) => {
-                if let Some(row) = self.sets.get_mut(id) {
+                if let Some(row) = self.sets.get_mut(*id) {
                     row.span = *span;
                 }
             }
             Op::Header(id, header) => {
-                if let Some(row) = self.sets.get_mut(id) {
+                if let Some(row) = self.sets.get_mut(*id) {
                     row.header = *header;
                 }
             }
@@ -113,7 +113,7 @@ impl Rows {
         match base {
             Base::Range(base) => self.write_slots(base as usize + usize::from(index), &[backend]),
             Base::Inline => {
-                if let Some(row) = self.sets.get_mut(&id) {
+                if let Some(row) = self.sets.get_mut(id) {
                     row.inline[usize::from(index)] = backend;
                 }
             }

@@ -221,21 +221,15 @@ impl Planner {
         let mut delta = Delta::default();
         let mut names: Vec<ServiceName> = names.into_iter().collect();
         names.sort_unstable();
+        let around = self.surroundings();
+        let plans = names.iter().map(|name| self.plan(name, &around)).collect::<Vec<_>>();
+        delta.services = names.into_iter().zip(plans).collect();
         let mut keys: HashSet<FrontendKey> = HashSet::default();
-        for name in names {
-            let plan = self.plan(&name);
-            self.claim(&name, plan.as_ref(), &mut keys);
-            delta.services.push((name, plan));
-        }
-        self.note_claimed(&delta);
+        let contested = self.claims.is_contested();
+        self.claim_all(&delta, &mut keys);
         self.add_node_rows(&mut keys);
-        // Who inherits a key from a service that lost it may not have its set programmed yet.
-        let planned: HashSet<ServiceName> = delta.services.iter().map(|(name, _)| name.clone()).collect();
-        let winners = keys.iter().filter_map(|key| self.claims.winner(key)).map(|claim| claim.service.clone());
-        let heirs: BTreeSet<ServiceName> = winners.filter(|name| !planned.contains(name)).collect();
-        delta.services.extend(heirs.into_iter().map(|name| (name.clone(), self.plan(&name))));
-        for plan in delta.services.iter_mut().filter_map(|(_, plan)| plan.as_mut()) {
-            plan.keep_used(&self.claims);
+        if contested || self.claims.is_contested() {
+            self.settle_contests(&mut delta, &keys);
         }
         let winner = |key: FrontendKey| (key, self.claims.winner(&key).cloned());
         delta.frontends = keys.into_iter().map(winner).collect();
@@ -243,6 +237,19 @@ impl Planner {
             delta.nodes = Some(self.node_rows());
         }
         delta
+    }
+
+    /// Who inherits a key from a service that lost it may not have its set programmed yet; who lost one may have a set
+    /// that nothing leads to.
+    fn settle_contests(&self, delta: &mut Delta, keys: &HashSet<FrontendKey>) {
+        let planned: HashSet<ServiceName> = delta.services.iter().map(|(name, _)| name.clone()).collect();
+        let winners = keys.iter().filter_map(|key| self.claims.winner(key)).map(|claim| claim.service.clone());
+        let heirs: BTreeSet<ServiceName> = winners.filter(|name| !planned.contains(name)).collect();
+        let around = self.surroundings();
+        delta.services.extend(heirs.into_iter().map(|name| (name.clone(), self.plan(&name, &around))));
+        for plan in delta.services.iter_mut().filter_map(|(_, plan)| plan.as_mut()) {
+            plan.keep_used(&self.claims);
+        }
     }
 
     /// With a nodePort's owner change its rows at other nodes' addresses.
@@ -262,15 +269,25 @@ impl Planner {
         Surroundings { rules: &self.rules, place, hosts: &self.hosts, others: &self.others }
     }
 
-    fn plan(&self, name: &ServiceName) -> Option<ServicePlan> {
+    fn plan(&self, name: &ServiceName, around: &Surroundings<'_>) -> Option<ServicePlan> {
         let service = self.services.get(name)?;
-        Some(plan_service(service, self.slices_of(name), &self.surroundings()))
+        Some(plan_service(service, self.slices_of(name), around))
     }
 
     fn depends_on_nodes(&self, name: &ServiceName) -> bool {
         let nameless = |slice: &Slice| slice.endpoints.iter().any(|e| e.node.is_none());
         self.services.get(name).is_some_and(|s| s.external_local() && s.has_node_ports)
             || self.slices_of(name).any(nameless)
+    }
+
+    fn claim_all(&mut self, delta: &Delta, keys: &mut HashSet<FrontendKey>) {
+        let claims = delta.services.iter().filter_map(|(_, plan)| Some(plan.as_ref()?.claims.len())).sum();
+        keys.reserve(claims);
+        self.claims.reserve(claims.saturating_sub(self.claims.len()));
+        for (name, plan) in &delta.services {
+            self.claim(name, plan.as_ref(), keys);
+        }
+        self.note_claimed(delta);
     }
 
     /// Replaces what the service claims and notes every key whose winner may differ now.
@@ -296,6 +313,7 @@ impl Planner {
 
     /// Not plan by plan: what stays would lie between what goes, and keep its memory from being given back.
     fn note_claimed(&mut self, delta: &Delta) {
+        self.claimed.reserve(delta.services.len().saturating_sub(self.claimed.len()));
         for (name, plan) in &delta.services {
             if let Some(plan) = plan {
                 self.claimed.insert(name.clone(), plan.claims.iter().map(|(key, _)| *key).collect());

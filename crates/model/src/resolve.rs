@@ -117,7 +117,7 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal) -> Ve
         return verdict;
     }
     for _ in 0..3 {
-        let Some(set) = rows.sets.get(&id) else { return verdict };
+        let Some(set) = rows.sets.get(id) else { return verdict };
         verdict.path.push(id);
         let members = live_members(rows, set);
         if let Some(outcome) = bar(rows, dial, set, foreign, empty_local) {
@@ -169,7 +169,7 @@ fn live_members(rows: &Rows, set: &SetRow) -> Vec<BackendId> {
 }
 
 fn is_member(rows: &Rows, backend: BackendId, generation: Option<u32>, set: &SetRow) -> bool {
-    rows.backends.get(&backend).is_some_and(|b| {
+    rows.backends.get(backend).is_some_and(|b| {
         b.owner == set.owner
             && b.state.roles & set.role as u8 != 0
             && (set.role != Role::Node || b.node == set.node)

@@ -2,6 +2,7 @@
 //! map holds, and what the tables mirror; crates/datapath/src/wire.rs turns rows into the kernel's bytes.
 
 use crate::address::{Address, Family};
+use crate::by_id::ById;
 use crate::hash::HashMap;
 use crate::name::Protocol;
 use ipnet::IpNet;
@@ -245,13 +246,13 @@ impl Sizes {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rows {
     pub frontends: HashMap<FrontendKey, FrontendRow>,
-    pub sets: HashMap<SetId, SetRow>,
+    pub sets: ById<SetRow>,
     /// Slots that no set uses may hold anything.
     pub slots: Vec<BackendId>,
-    pub backends: HashMap<BackendId, BackendRow>,
+    pub backends: ById<BackendRow>,
     pub nodes: BTreeMap<Address, NodeRow>,
     pub sources: BTreeSet<(OwnerId, IpNet)>,
-    pub names: HashMap<OwnerId, NameRow>,
+    pub names: ById<NameRow>,
     pub ports: HashMap<(Protocol, u16), PortBits>,
     pub ranges_v4: [u64; 4],
     pub ranges_v6: [u64; 4],
@@ -263,7 +264,7 @@ impl Rows {
         let mut reached = BTreeSet::new();
         for row in self.frontends.values() {
             let mut id = row.set;
-            while let Some(set) = self.sets.get(&id).filter(|_| !reached.contains(&id)) {
+            while let Some(set) = self.sets.get(id).filter(|_| !reached.contains(&id)) {
                 reached.insert(id);
                 id = set.header.next;
             }

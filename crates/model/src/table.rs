@@ -8,6 +8,7 @@ mod audit;
 mod id;
 
 use crate::address::Address;
+use crate::by_id::ById;
 use crate::hash::{HashMap, HashSet};
 use crate::name::{Audience, Name, PortName, SetName, SetRole};
 use crate::op::{MapError, Maps, Op};
@@ -51,16 +52,16 @@ pub struct Tables {
     pub(crate) owners: HashMap<PortName, OwnerId>,
     pub(crate) nodes: HashMap<Name, u32>,
     pub(crate) sets: HashMap<SetName, SetId>,
-    pub(crate) sets_of: HashMap<OwnerId, Vec<SetId>>,
+    pub(crate) sets_of: ById<Vec<SetId>>,
     pub(crate) backends: HashMap<(OwnerId, Address, u16), BackendId>,
-    pub(crate) backend_count: HashMap<OwnerId, u32>,
+    pub(crate) backend_count: ById<u32>,
     /// Frontends and links that point at a set.
-    pub(crate) refs: HashMap<SetId, u32>,
+    pub(crate) refs: ById<u32>,
     /// Backends and sets that name a node, by the id of its name.
-    pub(crate) node_refs: HashMap<u32, u32>,
+    pub(crate) node_refs: ById<u32>,
     pub(crate) touched: Touched,
     /// Slots that a set's range really has; its span says how many are used.
-    pub(crate) capacity: HashMap<SetId, u32>,
+    pub(crate) capacity: ById<u32>,
     pub(crate) port_refs: HashMap<(crate::Protocol, u16, bool), u32>,
     numbers: HashMap<crate::ServiceName, (u32, u32)>,
     next_number: u32,
@@ -71,7 +72,9 @@ pub struct Tables {
     stretches: Stretches,
     quarantine: Vec<Released>,
     /// Taken in this round; in use only once a row says so.
-    reserved: HashSet<Released>,
+    reserved: Vec<Released>,
+    /// Went into quarantine in this round: not free, though no row says that they are in use.
+    parted: HashSet<Released>,
     /// Ranges that a span points at since the last settling.
     committed_ranges: HashSet<u32>,
     /// For the test that proves the grace period needed: recycle at once.
@@ -86,28 +89,29 @@ impl Tables {
     /// From a dump: a set that is reachable from a frontend is live, any other is free (arrays forget nothing).
     pub fn restore(mut rows: Rows, sizes: Sizes) -> Tables {
         let live = rows.reachable_sets();
-        rows.sets.retain(|id, _| live.contains(id));
+        rows.sets.retain(|id, _| live.contains(&id));
         let mut tables = Tables {
             owners: HashMap::default(),
             nodes: HashMap::default(),
             sets: HashMap::default(),
-            sets_of: HashMap::default(),
+            sets_of: ById::default(),
             backends: HashMap::default(),
-            backend_count: HashMap::default(),
-            refs: HashMap::default(),
-            node_refs: HashMap::default(),
+            backend_count: ById::default(),
+            refs: ById::default(),
+            node_refs: ById::default(),
             touched: Touched::default(),
-            capacity: HashMap::default(),
+            capacity: ById::default(),
             port_refs: HashMap::default(),
             numbers: HashMap::default(),
             next_number: 1,
             generation: rows.backends.values().map(|b| b.state.generation).max().map_or(0, |last| last + RESTART_LEAP),
-            owner_ids: Ids::restore(1, sizes.names, &rows.names.keys().copied().collect()),
-            set_ids: Ids::restore(SET_FIRST, sizes.sets, &rows.sets.keys().copied().collect()),
-            backend_ids: Ids::restore(1, sizes.backends, &rows.backends.keys().copied().collect()),
+            owner_ids: Ids::restore(1, sizes.names, &rows.names),
+            set_ids: Ids::restore(SET_FIRST, sizes.sets, &rows.sets),
+            backend_ids: Ids::restore(1, sizes.backends, &rows.backends),
             stretches: Stretches(BTreeMap::from([(0, sizes.slots)])),
             quarantine: Vec::new(),
-            reserved: HashSet::default(),
+            reserved: Vec::new(),
+            parted: HashSet::default(),
             committed_ranges: HashSet::default(),
             skip_grace: false,
             rows: Rows::default(),
@@ -118,14 +122,14 @@ impl Tables {
     }
 
     fn index(&mut self, rows: &Rows) {
-        for (id, row) in &rows.names {
-            self.index_name(*id, row);
+        for (id, row) in rows.names.iter() {
+            self.index_name(id, row);
         }
-        for (id, row) in &rows.sets {
-            self.index_set(*id, row, name_of_set(rows, row));
+        for (id, row) in rows.sets.iter() {
+            self.index_set(id, row, name_of_set(rows, row));
         }
-        for (id, row) in &rows.backends {
-            self.index_backend(*id, row);
+        for (id, row) in rows.backends.iter() {
+            self.index_backend(id, row);
         }
         for (key, row) in &rows.frontends {
             self.index_frontend(key, Some(row), None);
@@ -152,12 +156,12 @@ impl Tables {
     }
 
     fn index_set(&mut self, id: SetId, row: &SetRow, name: Option<SetName>) {
-        self.sets_of.entry(row.owner).or_default().push(id);
+        self.sets_of.or_default(row.owner).push(id);
         if let Some(name) = name {
             self.sets.insert(name, id);
         }
         if row.header.next != SET_NONE {
-            count(&mut self.refs, row.header.next, 1);
+            self.refs.count(row.header.next, 1);
         }
         self.count_node(row.node, 1);
         // An empty span holds no slots, whatever its base says.
@@ -170,9 +174,9 @@ impl Tables {
     }
 
     /// 0: no node.
-    fn count_node(&mut self, node: u32, step: i64) {
+    fn count_node(&mut self, node: u32, step: i32) {
         if node != 0 {
-            count(&mut self.node_refs, node, step);
+            self.node_refs.count(node, step);
         }
         if step < 0 && node != 0 {
             self.touched.nodes.insert(node);
@@ -181,14 +185,14 @@ impl Tables {
 
     fn index_backend(&mut self, id: BackendId, row: &BackendRow) {
         self.backends.insert((row.owner, row.address, row.port), id);
-        count(&mut self.backend_count, row.owner, 1);
+        self.backend_count.count(row.owner, 1);
         self.count_node(row.node, 1);
     }
 
     fn index_frontend(&mut self, key: &FrontendKey, new: Option<&FrontendRow>, old: Option<&FrontendRow>) {
-        for (row, step) in [(new, 1i64), (old, -1)] {
+        for (row, step) in [(new, 1), (old, -1)] {
             let Some(row) = row else { continue };
-            count(&mut self.refs, row.set, step);
+            self.refs.count(row.set, step);
             if let Some(protocol) = key.protocol {
                 count(&mut self.port_refs, (protocol, key.port, key.is_node_port_row()), step);
             }
@@ -208,7 +212,7 @@ impl Tables {
     pub fn matches(&self, dump: &Rows) -> bool {
         let Rows { frontends, sets, slots: _, backends, nodes, sources, names, ports, ranges_v4, ranges_v6 } =
             &self.rows;
-        let same_members = |(id, set): (&SetId, &SetRow)| {
+        let same_members = |(id, set): (SetId, &SetRow)| {
             let other = dump.sets.get(id);
             other.is_some_and(|other| self.rows.members(set) == dump.members(other))
         };
@@ -229,11 +233,11 @@ impl Tables {
     }
 
     pub(crate) fn owner_of(&self, set: SetId) -> Option<OwnerId> {
-        self.rows.sets.get(&set).map(|s| s.owner)
+        self.rows.sets.get(set).map(|s| s.owner)
     }
 
     pub fn port_name(&self, owner: OwnerId) -> Option<PortName> {
-        self.rows.names.get(&owner).and_then(|row| PortName::from_text(&row.text))
+        self.rows.names.get(owner).and_then(|row| PortName::from_text(&row.text))
     }
 
     pub fn port_names(&self) -> impl Iterator<Item = (&PortName, OwnerId)> {
@@ -248,19 +252,19 @@ impl Tables {
 
     pub(crate) fn take_owner(&mut self) -> Result<OwnerId, MapError> {
         let id = self.owner_ids.take().ok_or(Tables::full("name"))?;
-        self.reserved.insert(Released::Owner(id));
+        self.reserved.push(Released::Owner(id));
         Ok(id)
     }
 
     pub(crate) fn take_set(&mut self) -> Result<SetId, MapError> {
         let id = self.set_ids.take().ok_or(Tables::full("set"))?;
-        self.reserved.insert(Released::Set(id));
+        self.reserved.push(Released::Set(id));
         Ok(id)
     }
 
     pub(crate) fn take_backend(&mut self) -> Result<(BackendId, u32), MapError> {
         let id = self.backend_ids.take().ok_or(Tables::full("backend"))?;
-        self.reserved.insert(Released::Backend(id));
+        self.reserved.push(Released::Backend(id));
         self.generation = (self.generation + 1) & 0xff_ffff;
         Ok((id, self.generation))
     }
@@ -268,7 +272,7 @@ impl Tables {
     pub(crate) fn take_range(&mut self, count: usize) -> Result<(u32, u32), MapError> {
         let length = (count as u32).next_power_of_two();
         let base = self.stretches.take(length).ok_or(Tables::full("slot"))?;
-        self.reserved.insert(Released::Range(base, length));
+        self.reserved.push(Released::Range(base, length));
         Ok((base, length))
     }
 
@@ -285,14 +289,15 @@ impl Tables {
     /// After a round of writes: what was reserved and did not come into use is free again.
     pub(crate) fn settle(&mut self) {
         let ranges = std::mem::take(&mut self.committed_ranges);
+        let parted = std::mem::take(&mut self.parted);
         for released in std::mem::take(&mut self.reserved) {
             let used = match released {
-                Released::Owner(id) => self.rows.names.contains_key(&id),
-                Released::Set(id) => self.rows.sets.contains_key(&id),
-                Released::Backend(id) => self.rows.backends.contains_key(&id),
+                Released::Owner(id) => self.rows.names.contains(id),
+                Released::Set(id) => self.rows.sets.contains(id),
+                Released::Backend(id) => self.rows.backends.contains(id),
                 Released::Range(base, _) => ranges.contains(&base),
             };
-            if !used {
+            if !used && !parted.contains(&released) {
                 self.free(released);
             }
         }
@@ -302,10 +307,9 @@ impl Tables {
         self.capacity.insert(set, capacity);
     }
 
-    /// Out of use again in the round that took it: the quarantine has it now, so settling must not free it.
     pub(crate) fn release(&mut self, released: Released) {
-        self.reserved.remove(&released);
         if self.skip_grace {
+            self.reserved.retain(|taken| *taken != released);
             match released {
                 Released::Set(id) => self.set_ids.free.push_front(id),
                 Released::Backend(id) => self.backend_ids.free.push_front(id),
@@ -313,6 +317,7 @@ impl Tables {
                 Released::Range(base, length) => self.stretches.give(base, length),
             }
         } else {
+            self.parted.insert(released);
             self.quarantine.push(released);
         }
     }
@@ -332,6 +337,10 @@ impl Tables {
             return Ok(0);
         }
         maps.grace()?;
+        let parted = std::mem::take(&mut self.parted);
+        if !parted.is_empty() {
+            self.reserved.retain(|taken| !parted.contains(taken));
+        }
         let freed = std::mem::take(&mut self.quarantine);
         let count = freed.len();
         freed.into_iter().for_each(|r| self.free(r));
@@ -353,10 +362,10 @@ impl Tables {
             }
             Op::Span(_, Span { base: Base::Range(base), .. }) => drop(self.committed_ranges.insert(*base)),
             Op::Header(id, header) => {
-                let old = self.rows.sets.get(id).map_or(SET_NONE, |s| s.header.next);
+                let old = self.rows.sets.get(*id).map_or(SET_NONE, |s| s.header.next);
                 for (set, step) in [(header.next, 1), (old, -1)] {
                     if set != SET_NONE {
-                        count(&mut self.refs, set, step);
+                        self.refs.count(set, step);
                     }
                 }
             }
@@ -376,13 +385,13 @@ impl Tables {
     /// A fresh set row: its name is known to the caller only.
     pub(crate) fn apply_set(&mut self, op: &Op, name: &SetName) {
         if let Op::Set(id, row) = op {
-            self.sets_of.entry(row.owner).or_default().push(*id);
+            self.sets_of.or_default(row.owner).push(*id);
             self.sets.insert(name.clone(), *id);
             if let Base::Range(base) = row.span.base {
                 self.committed_ranges.insert(base);
             }
             if row.header.next != SET_NONE {
-                count(&mut self.refs, row.header.next, 1);
+                self.refs.count(row.header.next, 1);
             }
             self.count_node(row.node, 1);
         }
@@ -391,7 +400,7 @@ impl Tables {
 
     fn forget_name(&mut self, id: OwnerId) {
         self.release(Released::Owner(id));
-        if let Some(row) = self.rows.names.get(&id).filter(|row| row.kind == NameKind::Node) {
+        if let Some(row) = self.rows.names.get(id).filter(|row| row.kind == NameKind::Node) {
             self.nodes.remove(row.text.as_str());
         }
         let Some(name) = self.port_name(id) else { return };
@@ -402,18 +411,18 @@ impl Tables {
             }
         }
         self.owners.remove(&name);
-        self.backend_count.remove(&id);
-        self.sets_of.remove(&id);
+        self.backend_count.remove(id);
+        self.sets_of.remove(id);
     }
 
     fn forget_backend(&mut self, id: BackendId) {
-        if let Some(row) = self.rows.backends.get(&id).copied() {
+        if let Some(row) = self.rows.backends.get(id).copied() {
             let key = (row.owner, row.address, row.port);
             // A pod that moved to another node has a younger row under the same key.
             if self.backends.get(&key) == Some(&id) {
                 self.backends.remove(&key);
             }
-            count(&mut self.backend_count, row.owner, -1);
+            self.backend_count.count(row.owner, -1);
             self.count_node(row.node, -1);
             self.release(Released::Backend(id));
         }
@@ -425,34 +434,34 @@ impl Tables {
 
     /// Nobody points at it: forget its name; its row stays as it is for dials that are under way.
     pub(crate) fn forget_set(&mut self, id: SetId) {
-        let Some(row) = self.rows.sets.get(&id).copied() else { return };
+        let Some(row) = self.rows.sets.get(id).copied() else { return };
         if let Some(name) = self.name_of_set(&row) {
             self.sets.remove(&name);
         }
-        self.rows.sets.remove(&id);
-        if let Some(all) = self.sets_of.get_mut(&row.owner) {
+        self.rows.sets.remove(id);
+        if let Some(all) = self.sets_of.get_mut(row.owner) {
             all.retain(|s| *s != id);
         }
         if row.header.next != SET_NONE {
-            count(&mut self.refs, row.header.next, -1);
+            self.refs.count(row.header.next, -1);
         }
         self.count_node(row.node, -1);
-        if let (Base::Range(base), Some(length)) = (row.span.base, self.capacity.remove(&id)) {
+        if let (Base::Range(base), Some(length)) = (row.span.base, self.capacity.remove(id)) {
             self.release(Released::Range(base, length));
         }
         self.release(Released::Set(id));
     }
 }
 
-fn count<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: K, step: i64) {
+fn count<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: K, step: i32) {
     let entry = counts.entry(key);
     match entry {
         std::collections::hash_map::Entry::Occupied(mut e) => {
-            let next = i64::from(*e.get()) + step;
-            if next <= 0 {
+            let next = e.get().saturating_add_signed(step);
+            if next == 0 {
                 e.remove();
             } else {
-                *e.get_mut() = next as u32;
+                *e.get_mut() = next;
             }
         }
         std::collections::hash_map::Entry::Vacant(e) if step > 0 => drop(e.insert(step as u32)),
@@ -462,11 +471,11 @@ fn count<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: K, step: i6
 
 /// A set's row and the name table tell its name: that is what makes a restart possible.
 fn name_of_set(rows: &Rows, row: &SetRow) -> Option<SetName> {
-    let owner = PortName::from_text(&rows.names.get(&row.owner)?.text)?;
+    let owner = PortName::from_text(&rows.names.get(row.owner)?.text)?;
     let role = match row.role {
         Role::Cluster => SetRole::Cluster,
         Role::Local => SetRole::Local,
-        Role::Node => SetRole::Node(rows.names.get(&row.node)?.text.as_str().into()),
+        Role::Node => SetRole::Node(rows.names.get(row.node)?.text.as_str().into()),
     };
     let audience = match (row.header.restricted, row.header.own_node) {
         (true, _) => Audience::Sources,

@@ -59,7 +59,7 @@ impl Client {
 
     fn remember(&mut self, pod: &str) {
         let row = self.memory.rows.backends.iter().find(|(_, b)| b.address == address(pod)).unwrap();
-        self.used = (*row.0, row.1.state.generation);
+        self.used = (row.0, row.1.state.generation);
     }
 
     /// Another agent takes over the tables.
@@ -158,7 +158,7 @@ fn a_restart_gives_no_old_record_a_new_backend() {
         client.pods(vec![endpoint(stays)]);
         client.restart();
         client.pods(vec![endpoint(stays), endpoint("10.244.1.7"), endpoint("10.244.1.8")]);
-        assert!(client.memory.rows.backends.contains_key(&client.used.0), "the id is used again");
+        assert!(client.memory.rows.backends.contains(client.used.0), "the id is used again");
         assert!(!client.keeps(), "{used}");
     }
 }

@@ -111,7 +111,7 @@ fn programmed(facts: &Facts, world: &World) -> Rows {
 fn same_rows(mirror: &Rows, map: &Rows) {
     let mut live = map.clone();
     let reachable = live.reachable_sets();
-    live.sets.retain(|id, _| reachable.contains(id));
+    live.sets.retain(|id, _| reachable.contains(&id));
     live.slots.clone_from(&mirror.slots);
     assert_eq!(&live, mirror);
     for set in mirror.sets.values() {

@@ -32,7 +32,7 @@ pub fn run(view: &View) -> anyhow::Result<ExitCode> {
             port: b.port,
             node: live.node_name(b.node).map(str::to_owned),
             sets: roles.iter().filter(|(bit, _)| b.state.roles & bit != 0).map(|(_, name)| *name).collect(),
-            picks: count.picks_of(*id),
+            picks: count.picks_of(id),
         })
         .collect();
     rows.sort_by(|a, b| (&a.service, &a.address, a.port).cmp(&(&b.service, &b.address, b.port)));

@@ -76,7 +76,7 @@ fn nat_type(rule: Rule) -> &'static str {
 }
 
 fn number(live: &Live, owner: OwnerId) -> String {
-    dash(live.rows.names.get(&owner).filter(|n| n.kind == NameKind::ServicePort).map(|n| n.number))
+    dash(live.rows.names.get(owner).filter(|n| n.kind == NameKind::ServicePort).map(|n| n.number))
 }
 
 fn flags(set: &SetRow, rule: Rule) -> String {
@@ -91,10 +91,10 @@ fn service_rows(live: &Live, node: Option<&str>) -> Vec<Row> {
     keys.sort();
     let row = |key: &FrontendKey| {
         let frontend = live.rows.frontends.get(key)?;
-        let set = live.rows.sets.get(&frontend.set)?;
+        let set = live.rows.sets.get(frontend.set)?;
         let members = live.rows.members(set);
         let is_local =
-            |id: &&u32| live.rows.backends.get(id).is_some_and(|b| node.is_some() && live.node_name(b.node) == node);
+            |id: &&u32| live.rows.backends.get(**id).is_some_and(|b| node.is_some() && live.node_name(b.node) == node);
         Some(Row {
             key: vec![
                 ("DestIp", key.address.to_string()),
@@ -123,7 +123,7 @@ fn service_rows(live: &Live, node: Option<&str>) -> Vec<Row> {
 fn ports_of(live: &Live, owner: OwnerId) -> (Option<u16>, Option<u16>) {
     let mut found = (None, None);
     for (key, frontend) in &live.rows.frontends {
-        let owned = live.rows.sets.get(&frontend.set).is_some_and(|s| s.owner == owner);
+        let owned = live.rows.sets.get(frontend.set).is_some_and(|s| s.owner == owner);
         match frontend.kind {
             Kind::NodePort if owned => found.1 = Some(key.port),
             Kind::ClusterIp if owned && key.protocol.is_some() => found.0 = Some(key.port),
@@ -135,16 +135,16 @@ fn ports_of(live: &Live, owner: OwnerId) -> (Option<u16>, Option<u16>) {
 
 fn backend_rows(live: &Live, nodes: &BTreeMap<String, Vec<String>>) -> Vec<Row> {
     let mut by_owner: BTreeMap<OwnerId, Vec<u32>> = BTreeMap::new();
-    for (id, b) in &live.rows.backends {
-        by_owner.entry(b.owner).or_default().push(*id);
+    for (id, b) in live.rows.backends.iter() {
+        by_owner.entry(b.owner).or_default().push(id);
     }
     let mut rows = Vec::new();
     for (owner, mut ids) in by_owner {
-        ids.sort_by_key(|id| (live.rows.backends[id].address, live.rows.backends[id].port));
+        ids.sort_by_key(|id| (live.rows.backends[*id].address, live.rows.backends[*id].port));
         let (port, node_port) = ports_of(live, owner);
         let name = live.port_name(owner);
         for (order, id) in ids.iter().enumerate() {
-            let b = live.rows.backends[id];
+            let b = live.rows.backends[*id];
             let family = b.address.family();
             let of_family = |ip: &&String| ip.contains(':') == (family == beeline_model::Family::V6);
             let node_ip = live.node_name(b.node).and_then(|n| nodes.get(n)).and_then(|ips| ips.iter().find(of_family));

@@ -108,7 +108,7 @@ fn opted_out(explain: &Explain, from: String) -> Answer {
 
 fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> anyhow::Result<Answer> {
     let verdict = resolve(&live.rows, dial, EmptyLocal::Refuse);
-    let set = verdict.path.last().and_then(|id| live.rows.sets.get(id));
+    let set = verdict.path.last().and_then(|id| live.rows.sets.get(*id));
     let owner = set.and_then(|s| live.port_name(s.owner));
     let endpoints = owner.as_ref().and_then(|owner| reasons(&explain.view, owner.to_text()));
     if verdict.found.is_none() && explain.view.output == crate::args::Output::Table && dial.port == 0 {

@@ -80,7 +80,7 @@ impl Names {
 
     fn refresh(&mut self) -> anyhow::Result<()> {
         let live = Live::open(&self.pin_dir)?;
-        self.known = live.rows.names.keys().map(|id| (u64::from(*id), live.owner_text(*id))).collect();
+        self.known = live.rows.names.ids().map(|id| (u64::from(id), live.owner_text(id))).collect();
         Ok(())
     }
 

@@ -67,9 +67,9 @@ fn compute(options: &Options) -> anyhow::Result<(Vec<Frontend>, Vec<Refusal>)> {
 fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
     let mut all = Vec::new();
     for (key, row) in &rows.frontends {
-        let (Some(protocol), Some(set)) = (key.protocol, rows.sets.get(&row.set)) else { continue };
-        let name = rows.names.get(&set.owner).and_then(|n| PortName::from_text(&n.text));
-        let mut backends: Vec<_> = rows.members(set).iter().filter_map(|id| rows.backends.get(id)).collect();
+        let (Some(protocol), Some(set)) = (key.protocol, rows.sets.get(row.set)) else { continue };
+        let name = rows.names.get(set.owner).and_then(|n| PortName::from_text(&n.text));
+        let mut backends: Vec<_> = rows.members(set).iter().filter_map(|id| rows.backends.get(*id)).collect();
         backends.sort_by_key(|b| (b.address, b.port));
         all.push(Frontend {
             view: key.view,

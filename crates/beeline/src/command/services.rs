@@ -58,7 +58,7 @@ fn collect(live: &Live) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for key in keys {
         let frontend = live.rows.frontends[key];
-        let Some(set) = live.rows.sets.get(&frontend.set) else { continue };
+        let Some(set) = live.rows.sets.get(frontend.set) else { continue };
         let name = live.port_name(set.owner);
         let counters = count.of_owner(set.owner);
         let service = name.as_ref().map(|n| format!("{}/{}", n.service.namespace(), n.service.name()));
@@ -83,7 +83,7 @@ fn collect(live: &Live) -> anyhow::Result<Vec<Row>> {
 }
 
 pub fn backends_of(live: &Live, set: &beeline_model::row::SetRow) -> Vec<String> {
-    let mut all: Vec<_> = live.rows.members(set).iter().filter_map(|id| live.rows.backends.get(id)).collect();
+    let mut all: Vec<_> = live.rows.members(set).iter().filter_map(|id| live.rows.backends.get(*id)).collect();
     all.sort_by_key(|b| (b.address, b.port));
     all.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect()
 }

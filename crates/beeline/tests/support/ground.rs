@@ -165,8 +165,10 @@ impl Ground {
         let maps = self.maps();
         let rows = beeline_datapath::Kernel::new(&maps).unwrap().rows().unwrap();
         let owner = rows.names.iter().find(|(_, name)| name.text.ends_with(&format!("/{port}")));
-        let owner = owner.unwrap_or_else(|| panic!("no {port} in {:?}", rows.names.values().map(|n| &n.text))).0;
-        Count::new(&maps).unwrap().of_owner(*owner)
+        let owner = owner
+            .unwrap_or_else(|| panic!("no {port} in {:?}", rows.names.values().map(|n| &n.text).collect::<Vec<_>>()))
+            .0;
+        Count::new(&maps).unwrap().of_owner(owner)
     }
 
     // ---- the outside ----

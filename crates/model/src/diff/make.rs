@@ -84,7 +84,7 @@ impl<M: Maps> Work<'_, M> {
     /// The backend's id, with a state that already says it is in a set of this role.
     fn backend(&mut self, owner: OwnerId, plan: &BackendPlan, role: Role) -> Result<BackendId, MapError> {
         if let Some(id) = self.tables.backends.get(&(owner, plan.address, plan.port)).copied() {
-            let row = self.tables.rows.backends[&id];
+            let row = self.tables.rows.backends[id];
             let node = plan.node.as_ref().map_or(Ok(0), |n| self.node(n))?;
             if row.node != node {
                 // A pod that moved without a new address: only its node differs, and rows are written once.
@@ -176,7 +176,7 @@ impl<M: Maps> Work<'_, M> {
     fn note_capacity(&mut self, id: SetId, capacity: Option<u32>) {
         match capacity {
             Some(capacity) => self.tables.note_capacity(id, capacity),
-            None => drop(self.tables.capacity.remove(&id)),
+            None => drop(self.tables.capacity.remove(id)),
         }
     }
 
@@ -197,7 +197,7 @@ impl<M: Maps> Work<'_, M> {
         wanted: &[BackendId],
         header: Header,
     ) -> Result<(), MapError> {
-        let row = self.tables.rows.sets[&id];
+        let row = self.tables.rows.sets[id];
         // What an empty set means must be in place before it is empty, and go only after it no longer is.
         let empties = wanted.is_empty() && row.span.count > 0;
         if empties {
@@ -222,7 +222,7 @@ impl<M: Maps> Work<'_, M> {
             return Ok(());
         }
         self.tables.touched.backends.extend(removed.iter().copied());
-        let capacity = self.tables.capacity.get(&id).copied().unwrap_or(INLINE_SLOTS as u32) as usize;
+        let capacity = self.tables.capacity.get(id).copied().unwrap_or(INLINE_SLOTS as u32) as usize;
         let kept = current.len() > removed.len();
         if kept && added.len() + removed.len() <= IN_PLACE && current.len() + added.len() <= capacity {
             return self.change_in_place(id, row.span, current, &added, &removed);
@@ -286,7 +286,7 @@ impl<M: Maps> Work<'_, M> {
         };
         let span = Span { base, count: wanted.len() as u16, generation: old.generation.wrapping_add(1) };
         self.write(Op::Span(id, span))?;
-        if let (Base::Range(base), Some(length)) = (old.base, self.tables.capacity.get(&id).copied()) {
+        if let (Base::Range(base), Some(length)) = (old.base, self.tables.capacity.get(id).copied()) {
             self.tables.release(Released::Range(base, length));
         }
         self.note_capacity(id, capacity);

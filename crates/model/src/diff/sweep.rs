@@ -52,18 +52,18 @@ impl<M: Maps> Work<'_, M> {
     pub(super) fn touch_all(&mut self) {
         let tables = &mut *self.tables;
         tables.touched.owners.extend(tables.owners.values());
-        tables.touched.owners.extend(tables.sets_of.keys());
+        tables.touched.owners.extend(tables.sets_of.ids());
         tables.touched.owners.extend(tables.rows.sources.iter().map(|(owner, _)| *owner));
-        tables.touched.backends.extend(tables.rows.backends.keys());
+        tables.touched.backends.extend(tables.rows.backends.ids());
         tables.touched.nodes.extend(tables.nodes.values());
         tables.touched.ports.extend(tables.rows.ports.keys());
     }
 
     fn sweep_sets(&mut self, owner: OwnerId) {
-        let unused = |id: &SetId| !self.tables.refs.contains_key(id);
-        let sets: Vec<SetId> = self.tables.sets_of.get(&owner).into_iter().flatten().copied().filter(unused).collect();
+        let unused = |id: &SetId| !self.tables.refs.contains(*id);
+        let sets: Vec<SetId> = self.tables.sets_of.get(owner).into_iter().flatten().copied().filter(unused).collect();
         for id in sets {
-            let row = self.tables.rows.sets[&id];
+            let row = self.tables.rows.sets[id];
             self.tables.touched.backends.extend(self.tables.rows.members(&row));
             self.tables.forget_set(id);
         }
@@ -72,7 +72,7 @@ impl<M: Maps> Work<'_, M> {
     fn sweep_backends(&mut self) {
         let mut by_owner: BTreeMap<OwnerId, Vec<BackendId>> = BTreeMap::new();
         for id in std::mem::take(&mut self.tables.touched.backends) {
-            if let Some(row) = self.tables.rows.backends.get(&id) {
+            if let Some(row) = self.tables.rows.backends.get(id) {
                 by_owner.entry(row.owner).or_default().push(id);
             }
         }
@@ -86,7 +86,7 @@ impl<M: Maps> Work<'_, M> {
     }
 
     fn sweep_backend(&mut self, id: BackendId, roles: u8) -> Result<(), MapError> {
-        let row = self.tables.rows.backends[&id];
+        let row = self.tables.rows.backends[id];
         if roles == row.state.roles {
             return Ok(());
         }
@@ -101,8 +101,8 @@ impl<M: Maps> Work<'_, M> {
 
     /// The roles of the sets that each backend is in.
     fn roles(&self, owner: OwnerId, backends: Vec<BackendId>) -> Vec<(BackendId, u8)> {
-        let sets = self.tables.sets_of.get(&owner).into_iter().flatten();
-        let sets: Vec<&SetRow> = sets.filter_map(|id| self.tables.rows.sets.get(id)).collect();
+        let sets = self.tables.sets_of.get(owner).into_iter().flatten();
+        let sets: Vec<&SetRow> = sets.filter_map(|id| self.tables.rows.sets.get(*id)).collect();
         if backends.len() <= FEW {
             let holds = |row: &SetRow, id| self.tables.rows.members(row).contains(&id);
             let roles = |id| sets.iter().filter(|row| holds(row, id)).fold(0, |roles, row| roles | row.role as u8);
@@ -127,16 +127,16 @@ impl<M: Maps> Work<'_, M> {
         for net in self.stale_sources(owner, name.as_ref(), sources) {
             self.write(Op::Source(owner, net, false))?;
         }
-        let in_use = self.tables.backend_count.contains_key(&owner)
-            || self.tables.sets_of.get(&owner).is_some_and(|sets| !sets.is_empty());
-        let named = self.tables.rows.names.get(&owner).is_some_and(|row| row.kind == NameKind::ServicePort);
+        let in_use = self.tables.backend_count.contains(owner)
+            || self.tables.sets_of.get(owner).is_some_and(|sets| !sets.is_empty());
+        let named = self.tables.rows.names.get(owner).is_some_and(|row| row.kind == NameKind::ServicePort);
         if named && !in_use { self.write(Op::Name(owner, None)) } else { Ok(()) }
     }
 
     /// A service that the delta does not mention keeps its ranges as long as a set needs them.
     fn stale_sources(&self, owner: OwnerId, name: Option<&PortName>, sources: &Sources<'_>) -> Vec<IpNet> {
-        let sets = self.tables.sets_of.get(&owner).into_iter().flatten();
-        let restricted = sets.filter_map(|id| self.tables.rows.sets.get(id)).any(|set| set.header.restricted);
+        let sets = self.tables.sets_of.get(owner).into_iter().flatten();
+        let restricted = sets.filter_map(|id| self.tables.rows.sets.get(*id)).any(|set| set.header.restricted);
         let wanted = |net: &IpNet| {
             let Some(name) = name else { return false };
             if sources.planned.contains(&name.service) { sources.wanted.contains(&(name, *net)) } else { restricted }
@@ -146,7 +146,7 @@ impl<M: Maps> Work<'_, M> {
 
     fn sweep_nodes(&mut self) {
         for id in std::mem::take(&mut self.tables.touched.nodes) {
-            let unused = self.tables.rows.names.contains_key(&id) && !self.tables.node_refs.contains_key(&id);
+            let unused = self.tables.rows.names.contains(id) && !self.tables.node_refs.contains(id);
             if unused && self.write(Op::Name(id, None)).is_err() {
                 self.tables.touched.nodes.insert(id);
             }

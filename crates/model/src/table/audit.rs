@@ -2,6 +2,7 @@
 
 use super::{Released, Tables};
 use crate::address::Address;
+use crate::by_id::ById;
 use crate::hash::HashMap;
 use crate::range;
 use crate::row::*;
@@ -26,11 +27,11 @@ impl Tables {
     }
 
     fn audit_frontends(&self) -> Check {
-        let mut refs: HashMap<SetId, u32> = HashMap::default();
+        let mut refs: ById<u32> = ById::default();
         let mut port_refs: HashMap<(crate::Protocol, u16, bool), u32> = HashMap::default();
         for (key, row) in &self.rows.frontends {
-            *refs.entry(row.set).or_default() += 1;
-            let exists = row.set == SET_CLOSED || self.rows.sets.contains_key(&row.set);
+            refs.count(row.set, 1);
+            let exists = row.set == SET_CLOSED || self.rows.sets.contains(row.set);
             ensure(exists, || format!("{key:?} leads to set {}, which is not there", row.set))?;
             ensure(self.is_let_through(key), || format!("the filter hides {key:?}"))?;
             if let Some(protocol) = key.protocol {
@@ -38,7 +39,7 @@ impl Tables {
             }
         }
         for set in self.rows.sets.values().filter(|set| set.header.next != SET_NONE) {
-            *refs.entry(set.header.next).or_default() += 1;
+            refs.count(set.header.next, 1);
         }
         ensure(refs == self.refs, || format!("references of sets: {refs:?}, counted {:?}", self.refs))?;
         ensure(port_refs == self.port_refs, || {
@@ -66,21 +67,23 @@ impl Tables {
         ensure(named.len() == self.rows.sets.len(), || {
             format!("{} sets, {} names", self.rows.sets.len(), named.len())
         })?;
-        for (id, set) in &self.rows.sets {
+        for (id, set) in self.rows.sets.iter() {
             let name = self.name_of_set(set);
-            ensure(named.get(id).copied() == name.as_ref(), || {
-                format!("set {id} is {name:?}, known as {:?}", named.get(id))
+            ensure(named.get(&id).copied() == name.as_ref(), || {
+                format!("set {id} is {name:?}, known as {:?}", named.get(&id))
             })?;
-            let listed = self.sets_of.get(&set.owner).is_some_and(|all| all.contains(id));
+            let listed = self.sets_of.get(set.owner).is_some_and(|all| all.contains(&id));
             ensure(listed, || format!("set {id} is not among those of owner {}", set.owner))?;
-            ensure(self.refs.contains_key(id), || format!("nothing leads to set {id} {name:?}"))?;
+            ensure(self.refs.contains(id), || format!("nothing leads to set {id} {name:?}"))?;
             for member in self.rows.members(set) {
-                let fits = self.rows.backends.get(member).is_some_and(|b| {
+                let fits = self.rows.backends.get(*member).is_some_and(|b| {
                     b.owner == set.owner
                         && b.state.roles & set.role as u8 != 0
                         && (set.role != Role::Node || b.node == set.node)
                 });
-                ensure(fits, || format!("backend {member} {:?} in set {id} {name:?}", self.rows.backends.get(member)))?;
+                ensure(fits, || {
+                    format!("backend {member} {:?} in set {id} {name:?}", self.rows.backends.get(*member))
+                })?;
             }
         }
         Ok(())
@@ -93,11 +96,11 @@ impl Tables {
                 *roles.entry(*member).or_default() |= set.role as u8;
             }
         }
-        let mut counts: HashMap<OwnerId, u32> = HashMap::default();
-        for (id, row) in &self.rows.backends {
-            *counts.entry(row.owner).or_default() += 1;
-            let wanted = roles.get(id).copied().unwrap_or(0);
-            let known = self.touched.backends.contains(id);
+        let mut counts: ById<u32> = ById::default();
+        for (id, row) in self.rows.backends.iter() {
+            counts.count(row.owner, 1);
+            let wanted = roles.get(&id).copied().unwrap_or(0);
+            let known = self.touched.backends.contains(&id);
             ensure(known || row.state.roles == wanted, || {
                 format!("backend {id} {row:?} is in sets of roles {wanted}")
             })?;
@@ -108,23 +111,23 @@ impl Tables {
         // A row may have no entry: a pod that moved, whose younger row was dropped before it came into use.
         let fits = |row: &BackendRow, key: &(OwnerId, Address, u16)| (row.owner, row.address, row.port) == *key;
         let stale =
-            self.backends.iter().find(|(key, id)| !self.rows.backends.get(id).is_some_and(|row| fits(row, key)));
+            self.backends.iter().find(|(key, id)| !self.rows.backends.get(**id).is_some_and(|row| fits(row, key)));
         ensure(stale.is_none(), || format!("{stale:?} is no such backend"))
     }
 
     fn audit_names(&self) -> Check {
-        let mut node_refs: HashMap<u32, u32> = HashMap::default();
+        let mut node_refs: ById<u32> = ById::default();
         let nodes = self.rows.backends.values().map(|b| b.node).chain(self.rows.sets.values().map(|s| s.node));
-        nodes.filter(|node| *node != 0).for_each(|node| *node_refs.entry(node).or_default() += 1);
+        nodes.filter(|node| *node != 0).for_each(|node| node_refs.count(node, 1));
         ensure(node_refs == self.node_refs, || {
             format!("references of nodes: {node_refs:?}, counted {:?}", self.node_refs)
         })?;
-        let missing = node_refs.keys().find(|id| !self.rows.names.contains_key(id));
+        let missing = node_refs.ids().find(|id| !self.rows.names.contains(*id));
         ensure(missing.is_none(), || format!("node {missing:?} has no name"))?;
         let known = self.owners.len() + self.nodes.len();
         ensure(known == self.rows.names.len(), || format!("{} names, {known} known", self.rows.names.len()))?;
-        let mut owners = self.sets_of.keys().chain(self.rows.sources.iter().map(|(owner, _)| owner));
-        let strange = owners.find(|id| !self.rows.names.contains_key(id));
+        let mut owners = self.sets_of.ids().chain(self.rows.sources.iter().map(|(owner, _)| *owner));
+        let strange = owners.find(|id| !self.rows.names.contains(*id));
         ensure(strange.is_none(), || format!("owner {strange:?} has no name"))
     }
 
@@ -132,9 +135,9 @@ impl Tables {
         ensure(self.reserved.is_empty(), || format!("still reserved: {:?}", self.reserved))?;
         let of = |pick: fn(&Released) -> Option<u32>| self.quarantine.iter().filter_map(pick).collect::<Vec<u32>>();
         let kinds = [
-            ("name", 1, &self.owner_ids, self.rows.names.keys().copied().collect::<Vec<u32>>(), of(owner_id)),
-            ("set", SET_FIRST, &self.set_ids, self.rows.sets.keys().copied().collect(), of(set_id)),
-            ("backend", 1, &self.backend_ids, self.rows.backends.keys().copied().collect(), of(backend_id)),
+            ("name", 1, &self.owner_ids, self.rows.names.ids().collect::<Vec<u32>>(), of(owner_id)),
+            ("set", SET_FIRST, &self.set_ids, self.rows.sets.ids().collect(), of(set_id)),
+            ("backend", 1, &self.backend_ids, self.rows.backends.ids().collect(), of(backend_id)),
         ];
         for (what, first, ids, used, quarantined) in kinds {
             let mut all: Vec<u32> = used.iter().chain(&ids.free).chain(&quarantined).copied().collect();
@@ -154,7 +157,7 @@ impl Tables {
     fn audit_slots(&self, sizes: Sizes) -> Check {
         let mut parts: BTreeSet<(u32, u32, &str)> = self.stretches.0.iter().map(|(b, l)| (*b, *l, "free")).collect();
         let mut count = parts.len();
-        for (id, length) in &self.capacity {
+        for (id, length) in self.capacity.iter() {
             let base = self.rows.sets.get(id).map(|set| set.span.base);
             let Some(Base::Range(base)) = base else {
                 return Err(format!("set {id} has slots and stands at {base:?}"));

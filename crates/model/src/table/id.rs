@@ -1,6 +1,6 @@
 //! Free lists: ids of rows, and stretches of the slot array.
 
-use crate::hash::HashSet;
+use crate::by_id::ById;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Ids of one kind.
@@ -13,9 +13,9 @@ pub(super) struct Ids {
 
 impl Ids {
     /// Everything below the highest used id that is not used is free.
-    pub fn restore(first: u32, end: u32, used: &HashSet<u32>) -> Ids {
-        let next = used.iter().max().map_or(first, |m| (m + 1).max(first));
-        Ids { next, end, free: (first..next).filter(|id| !used.contains(id)).collect() }
+    pub fn restore<T>(first: u32, end: u32, used: &ById<T>) -> Ids {
+        let next = used.ids().next_back().map_or(first, |last| (last + 1).max(first));
+        Ids { next, end, free: (first..next).filter(|id| !used.contains(*id)).collect() }
     }
 
     pub fn take(&mut self) -> Option<u32> {

@@ -17,7 +17,8 @@ pub struct Answer {
 impl Answer {
     pub fn of(rows: &Rows, dial: &Dial, empty_local: EmptyLocal) -> Answer {
         let verdict = resolve(rows, dial, empty_local);
-        let backends = verdict.backends.iter().map(|id| (rows.backends[id].address, rows.backends[id].port)).collect();
+        let backends =
+            verdict.backends.iter().map(|id| (rows.backends[*id].address, rows.backends[*id].port)).collect();
         Answer { action: verdict.action, reason: verdict.reason, backends }
     }
 
