@@ -4,20 +4,22 @@
 use beeline_model::Address;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
+use std::collections::HashSet;
 use std::net::IpAddr;
 
-pub fn own_addresses() -> Vec<Address> {
+/// An error is no answer: whoever knows earlier addresses keeps them.
+pub fn own_addresses() -> std::io::Result<Vec<Address>> {
     let first = default_interface();
-    let mut found: Vec<(bool, Address)> = getifaddrs()
-        .into_iter()
-        .flatten()
+    let mut found: Vec<(bool, Address)> = getifaddrs()?
         .filter(|i| i.flags.contains(InterfaceFlags::IFF_UP))
         .filter_map(|i| Some((Some(&i.interface_name) != first.as_ref(), address_of(&i.address?)?)))
         .filter(|(_, a)| !a.is_loopback() && !a.is_link_local())
         .collect();
     // Stable: interfaces keep the kernel's order.
     found.sort_by_key(|(other, _)| *other);
-    found.into_iter().map(|(_, address)| address).collect()
+    // Once each: some CNIs give one address to the node's end of every pod's link.
+    let mut seen = HashSet::new();
+    Ok(found.into_iter().map(|(_, address)| address).filter(|address| seen.insert(*address)).collect())
 }
 
 fn address_of(storage: &nix::sys::socket::SockaddrStorage) -> Option<Address> {

@@ -40,7 +40,10 @@ pub fn own(mut state: State, inbox: &Receiver<Message>, health: &Arc<Health>) ->
             next_tick = now + TICK;
         }
         if now >= next_look && !state.settings.fixed_addresses {
-            state.set_own_addresses(interface::own_addresses())?;
+            match interface::own_addresses() {
+                Ok(addresses) => state.set_own_addresses(addresses)?,
+                Err(error) => tracing::warn!("the interfaces cannot be read, their last addresses stay: {error}"),
+            }
             next_look = now + LOOK;
         }
         if now >= next_check {

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     if !settings.fixed_addresses {
-        settings.rules.own_addresses = interface::own_addresses();
+        settings.rules.own_addresses = interface::own_addresses().context("cannot read the interfaces' addresses")?;
     }
     let health = Arc::new(Health::new(settings.sync_period));
     let metrics = bind(settings.metrics, "--metrics-address").await?;

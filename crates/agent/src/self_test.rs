@@ -1,5 +1,6 @@
 //! The self-test dial: a child process below our cgroup dials an address that only our tables know, and must be refused.
-//! It proves that the hook is live where processes are: a wrong or hidden cgroup root would pass every other check.
+//! It proves that the programs are at the hooks, that nothing else there overrules them, and that they read the tables
+//! that we write. Whether the cgroup is the one that the node's processes live in, `doctor` tells.
 
 use crate::state::State;
 use anyhow::Context;
@@ -7,12 +8,18 @@ use beeline_model::op::{Maps, Op};
 use beeline_model::row::{FrontendKey, FrontendRow, Kind, PortBits, SET_CLOSED};
 use beeline_model::{Address, Protocol};
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A frozen cgroup, or a machine that starves: the test says nothing then, and must not hold the agent up.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// From the discard-only block: nobody's address.
 const AT: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0xbee, 1);
+/// Where the kernel has no IPv6: from a block for documentation.
+const AT_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 99);
 const PORT: u16 = 9;
 
 /// The child's cgroup, below ours.
@@ -24,14 +31,22 @@ pub const CHILD: &str = "__self-test-dial";
 /// In the child: waits for its go, dials, says what came of it.
 pub fn dial() -> std::io::Result<()> {
     std::io::stdin().read_exact(&mut [0; 1])?;
-    let dialled = UdpSocket::bind("[::]:0").and_then(|s| s.connect(SocketAddr::from((AT, PORT))));
+    let (from, to) = match address() {
+        IpAddr::V4(_) => ("0.0.0.0:0", address()),
+        IpAddr::V6(_) => ("[::]:0", address()),
+    };
+    let dialled = UdpSocket::bind(from).and_then(|s| s.connect(SocketAddr::from((to, PORT))));
     let code = dialled.err().and_then(|e| e.raw_os_error()).unwrap_or(0);
     println!("{code}");
     Ok(())
 }
 
+fn address() -> IpAddr {
+    if Path::new("/proc/net/if_inet6").exists() { AT.into() } else { AT_V4.into() }
+}
+
 pub fn run(cgroup: &Path, state: &mut State) -> anyhow::Result<String> {
-    let key = FrontendKey::new(Address::from(IpAddr::V6(AT)), PORT, Protocol::Udp);
+    let key = FrontendKey::new(Address::from(address()), PORT, Protocol::Udp);
     let bits = state.tables.rows().ports.get(&(Protocol::Udp, PORT)).copied().unwrap_or_default();
     let row = FrontendRow { set: SET_CLOSED, kind: Kind::Virtual };
     let kernel = state.kernel_mut();
@@ -44,7 +59,7 @@ pub fn run(cgroup: &Path, state: &mut State) -> anyhow::Result<String> {
     match result {
         Ok(code) if code == rustix::io::Errno::CONNREFUSED.raw_os_error() => Ok("passed".into()),
         Ok(code) => anyhow::bail!(
-            "a dial below {} did not meet our hook (error {code}): is it the cgroup that the node's processes live in? `beeline doctor` shows what stands at the hooks",
+            "a dial below {} did not meet our hook (error {code}): `beeline doctor` shows what stands at the hooks",
             cgroup.display()
         ),
         Err(error) => Ok(format!("could not be run: {error:#}")),
@@ -82,7 +97,22 @@ fn dial_below(cgroup: &Path) -> anyhow::Result<i32> {
     if let Some(mut stdin) = child.stdin.take() {
         let _ = stdin.write_all(b"\n");
     }
-    let output = child.wait_with_output()?;
+    let said = patiently(child)?;
     moved.with_context(|| format!("cannot move a process into {}", cgroup.display()))?;
-    String::from_utf8_lossy(&output.stdout).trim().parse().context("the child said nothing")
+    said.trim().parse().context("the child said nothing")
+}
+
+fn patiently(mut child: Child) -> anyhow::Result<String> {
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait()?.is_none() {
+        if Instant::now() >= deadline {
+            // In a frozen cgroup it ends when that thaws; nobody waits for it.
+            let _ = child.kill();
+            anyhow::bail!("the child did not dial within {} s: is the cgroup frozen?", PATIENCE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut said = String::new();
+    child.stdout.take().map_or(Ok(0), |mut stdout| stdout.read_to_string(&mut said))?;
+    Ok(said)
 }

@@ -14,7 +14,10 @@ pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     }
-    // Whoever left it behind is dead: the pin directory's lock is ours.
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        anyhow::bail!("another agent answers at {}: give this one its own --socket", path.display());
+    }
+    // Whoever left it behind is dead.
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;

@@ -5,7 +5,7 @@ use crate::status::{Counts, KernelStatus, LastChange, Source, Status};
 use beeline_cluster::Batch;
 use beeline_datapath::control::Control;
 use beeline_datapath::count::Count;
-use beeline_datapath::program::shards;
+use beeline_datapath::program::{StartKind, shards};
 use beeline_datapath::reap::{Connected, Reaper};
 use beeline_datapath::{Kernel, Program};
 use beeline_model::diff::{Outcome, reconcile};
@@ -13,8 +13,8 @@ use beeline_model::fact::Refusal;
 use beeline_model::op::{MapError, Maps};
 use beeline_model::plan::candidates;
 use beeline_model::planner::{Delta, Planner};
-use beeline_model::resolve::{Dial, resolve};
-use beeline_model::row::OwnerId;
+use beeline_model::resolve::{Dial, Verdict, resolve};
+use beeline_model::row::{BackendId, OwnerId};
 use beeline_model::select::Candidate;
 use beeline_model::table::Tables;
 use beeline_model::{Family, Protocol, ServiceName};
@@ -54,6 +54,7 @@ pub struct State {
     source_refusals: Vec<Refusal>,
     table_refusals: BTreeMap<ServiceName, Refusal>,
     retries: BTreeMap<ServiceName, Retry>,
+    nodes_retry: Option<(Refusal, Retry)>,
     last_change: Option<LastChange>,
     pub destroyed: u64,
     /// Backends of UDP services went since the last look at the sockets.
@@ -109,6 +110,7 @@ impl State {
             source_refusals: Vec::new(),
             table_refusals: BTreeMap::new(),
             retries: BTreeMap::new(),
+            nodes_retry: None,
             last_change: None,
             destroyed: 0,
             stale_udp: true,
@@ -164,7 +166,9 @@ impl State {
     fn program(&mut self, delta: Delta, full: bool, started: Instant) -> anyhow::Result<()> {
         let outcome = reconcile(&mut self.tables, &mut self.kernel, &delta, full);
         self.set_host_addresses();
-        self.program.go_live()?;
+        if self.may_go_live() {
+            self.program.go_live()?;
+        }
         if self.spared || outcome.retired.iter().any(|(name, ..)| name.protocol == Protocol::Udp) {
             self.stale_udp = true;
             self.look_again = Some(Instant::now() + SECOND_LOOK);
@@ -183,6 +187,12 @@ impl State {
             tracing::debug!(services = delta.services.len(), writes = outcome.ops, ?took, "programmed");
         }
         Ok(())
+    }
+
+    /// After another layout, the new tables hold what the source says and nothing of before: with a broken file some
+    /// services would be gone. The old programs serve from the old tables until all is read.
+    fn may_go_live(&self) -> bool {
+        self.program.start != StartKind::Rebuilt || self.source_whole
     }
 
     /// What failed stays dirty, with back-off; what succeeded is no longer refused.
@@ -212,10 +222,30 @@ impl State {
             self.retries.insert(name.clone(), Retry { at: Instant::now() + wait, wait, full });
             self.table_refusals.insert(name.clone(), refusal);
         }
-        if let Some(error) = &outcome.nodes_failed {
-            tracing::warn!("node rows could not be written: {error}");
-            self.planner.mark_nodes_dirty();
+        if delta.nodes.is_some() {
+            self.note_nodes(outcome.nodes_failed.as_ref());
         }
+    }
+
+    fn note_nodes(&mut self, failed: Option<&MapError>) {
+        let Some(error) = failed else {
+            self.nodes_retry = None;
+            return;
+        };
+        let message = match error {
+            MapError::Full(_) => "the node table is full: addresses beyond it are not known as nodes'; \
+                                  have fewer Nodes watched (--nodes)"
+                .to_owned(),
+            MapError::Failed(why) => format!("{why}: what was programmed before keeps serving; it is tried again"),
+        };
+        let refusal = Refusal { subject: "Nodes".into(), reason: "writeFailed", message };
+        let before = self.nodes_retry.take();
+        if before.as_ref().is_none_or(|(old, _)| *old != refusal) {
+            tracing::warn!(subject = refusal.subject, reason = refusal.reason, "{}", refusal.message);
+        }
+        let wait = before.map_or(RETRY.0, |(_, retry)| (retry.wait * 2).min(RETRY.1));
+        let full = matches!(error, MapError::Full(_));
+        self.nodes_retry = Some((refusal, Retry { at: Instant::now() + wait, wait, full }));
     }
 
     fn set_host_addresses(&self) {
@@ -235,6 +265,9 @@ impl State {
         let due: Vec<ServiceName> =
             self.retries.iter().filter(|(_, retry)| retry.at <= now).map(|(n, _)| n.clone()).collect();
         due.iter().for_each(|name| self.planner.mark_dirty(name));
+        if self.nodes_retry.as_ref().is_some_and(|(_, retry)| retry.at <= now) {
+            self.planner.mark_nodes_dirty();
+        }
         if !self.source.synced {
             return Ok(());
         }
@@ -246,6 +279,10 @@ impl State {
     pub fn check(&mut self) -> anyhow::Result<()> {
         if !self.source.synced {
             return Ok(());
+        }
+        let mended = self.program.mend()?;
+        if !mended.is_empty() {
+            tracing::warn!("somebody had detached us from {}: attached again", mended.join(", "));
         }
         self.kernel.grace()?;
         let rows = self.kernel.dump()?;
@@ -269,7 +306,8 @@ impl State {
     /// Destroys connected UDP sockets whose backend is gone. Costs nothing while none went.
     pub fn reap(&mut self) {
         self.stale_udp |= self.look_again.take_if(|at| *at <= Instant::now()).is_some();
-        let Some(reaper) = self.reaper.as_ref().filter(|_| self.stale_udp && self.source.synced) else { return };
+        let ready = self.stale_udp && self.source.synced && self.program.is_live();
+        let Some(reaper) = self.reaper.as_ref().filter(|_| ready) else { return };
         let found = reaper.survey().and_then(|mut all| {
             all.retain(|socket| !self.is_in_use(socket));
             let (spared, victims): (Vec<Connected>, _) = all.into_iter().partition(|socket| self.still_serves(socket));
@@ -300,15 +338,24 @@ impl State {
             return Some(socket.owner);
         }
         // Ids of other tables mean nothing: by what was dialled.
-        let dial = Dial { host: true, ..Dial::to(socket.dialled, socket.dialled_port, Protocol::Udp) };
-        let found = resolve(self.tables.rows(), &dial, self.settings.rules.empty_local).found?;
+        let found = self.dial_again(socket).found?;
         Some(self.tables.rows().sets.get(found.set)?.owner)
     }
 
-    /// A new dial might pick its backend.
+    fn dial_again(&self, socket: &Connected) -> Verdict {
+        let dial = Dial { host: true, ..Dial::to(socket.dialled, socket.dialled_port, Protocol::Udp) };
+        resolve(self.tables.rows(), &dial, self.settings.rules.empty_local)
+    }
+
+    /// A new dial might pick its backend: as the service port has it, or, where that is gone (a port got another name),
+    /// as what was dialled leads to it now.
     fn is_in_use(&self, socket: &Connected) -> bool {
         let has = |owner| self.tables.has_backend(owner, socket.chosen, socket.chosen_port);
-        self.owner_of(socket).is_some_and(has)
+        let is_it = |id: &BackendId| {
+            let row = self.tables.rows().backends.get(*id);
+            row.is_some_and(|row| (row.address, row.port) == (socket.chosen, socket.chosen_port))
+        };
+        self.owner_of(socket).is_some_and(has) || self.dial_again(socket).backends.iter().any(is_it)
     }
 
     /// Its backend gets no new dials, but answers those that it has: a pod on its way out.
@@ -328,7 +375,8 @@ impl State {
 
     /// Something waits that another try may mend. A full table is no such thing: restarting us would not help.
     pub fn has_pending(&self) -> bool {
-        self.retries.values().any(|retry| !retry.full)
+        let nodes = self.nodes_retry.iter().map(|(_, retry)| retry);
+        self.retries.values().chain(nodes).any(|retry| !retry.full)
     }
 
     pub fn kernel_mut(&mut self) -> &mut Kernel {
@@ -339,6 +387,7 @@ impl State {
         let mut all = self.source_refusals.clone();
         all.extend(self.planner.refusals());
         all.extend(self.table_refusals.values().cloned());
+        all.extend(self.nodes_retry.iter().map(|(refusal, _)| refusal.clone()));
         all
     }
 

@@ -32,6 +32,17 @@ pub const STATS: [(&str, abi::stat, &str); 9] = [
     ("opted_out", abi::stat::STAT_OPTED_OUT, "dials of processes that asked to be left alone"),
 ];
 
+fn add(mut sum: abi::counters, more: abi::counters) -> abi::counters {
+    sum.dials += more.dials;
+    sum.refused += more.refused;
+    sum.no_local += more.no_local;
+    sum.affinity_hits += more.affinity_hits;
+    sum.raced += more.raced;
+    sum.source_denied += more.source_denied;
+    sum.limited += more.limited;
+    sum
+}
+
 pub struct Count {
     counters: MapHandle,
     picks: MapHandle,
@@ -53,9 +64,10 @@ impl Count {
             map.update(&at.to_ne_bytes(), value, MapFlags::ANY).context(|| "cannot carry the counters over".into())
         };
         for owner in rows.names.ids() {
-            for shard in 0..self.shards.min(from.shards) {
-                let old = from.shard(owner, shard);
-                put(&self.counters, owner * self.shards + shard, bytes_of(&old))?;
+            for shard in 0..self.shards {
+                // Fewer shards than before (a smaller machine, a limit on CPUs): what would be lost is added up.
+                let old = (shard..from.shards).step_by(self.shards as usize).map(|shard| from.shard(owner, shard));
+                put(&self.counters, owner * self.shards + shard, bytes_of(&old.fold(Default::default(), add)))?;
             }
         }
         for backend in rows.backends.ids() {
@@ -71,18 +83,16 @@ impl Count {
     }
 
     pub fn of_owner(&self, owner: OwnerId) -> Counters {
-        let mut sum = Counters::default();
-        for shard in 0..self.shards {
-            let c = self.shard(owner, shard);
-            sum.dials += c.dials;
-            sum.refused += c.refused;
-            sum.no_local += c.no_local;
-            sum.affinity_hits += c.affinity_hits;
-            sum.raced += c.raced;
-            sum.source_denied += c.source_denied;
-            sum.limited += c.limited;
+        let c = (0..self.shards).map(|shard| self.shard(owner, shard)).fold(abi::counters::default(), add);
+        Counters {
+            dials: c.dials,
+            refused: c.refused,
+            no_local: c.no_local,
+            affinity_hits: c.affinity_hits,
+            raced: c.raced,
+            source_denied: c.source_denied,
+            limited: c.limited,
         }
-        sum
     }
 
     pub fn picks_of(&self, backend: BackendId) -> u64 {

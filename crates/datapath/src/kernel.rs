@@ -45,7 +45,8 @@ impl Kernel {
             nodes: max("node")?,
             sources: max("source")?,
             names: max("names")?,
-            affinity: max("affinity")?,
+            // A record, not a table: absent where an older agent had none.
+            affinity: max("affinity").unwrap_or(0),
         };
         Ok(Kernel {
             frontend: maps.handle("frontend")?,
@@ -285,8 +286,8 @@ fn delete(map: &MapHandle, key: &[u8]) -> std::result::Result<(), MapError> {
 
 fn map_error(what: &'static str, error: &libbpf_rs::Error) -> MapError {
     let text = format!("{error:#}");
-    // E2BIG is a full hash, ENOSPC a full trie.
-    if text.contains("os error 7") || text.contains("os error 28") {
+    // E2BIG is a full hash, ENOSPC a full trie; the error keeps its number only in its text.
+    if text.contains("(os error 7)") || text.contains("(os error 28)") {
         MapError::Full(what)
     } else {
         MapError::Failed(format!("the {what} table: {text}"))

@@ -98,6 +98,16 @@ impl MapSet {
         Ok(())
     }
 
+    /// Leaves out a map that cannot go on as it is.
+    pub fn take_if(&mut self, name: &str, unfit: impl Fn(&MapHandle) -> bool) -> Option<MapHandle> {
+        if self.0.get(name).is_some_and(unfit) { self.0.remove(name) } else { None }
+    }
+
+    pub fn share(&self, names: &[&str]) -> Result<MapSet> {
+        let handles = names.iter().map(|name| Ok((name.to_string(), self.handle(name)?)));
+        Ok(MapSet(handles.collect::<Result<_>>()?))
+    }
+
     pub fn extend(&mut self, other: MapSet) {
         self.0.extend(other.0);
     }

@@ -29,7 +29,7 @@ pub struct Meta {
 pub struct PinDir {
     path: PathBuf,
     /// Holding it open holds the lock.
-    lock: Option<File>,
+    _lock: Option<File>,
 }
 
 impl PinDir {
@@ -40,9 +40,9 @@ impl PinDir {
         })?;
         let lock = File::open(path).context(|| format!("cannot open {}", path.display()))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(PinDir { path: path.to_owned(), lock: Some(lock) }),
+            Ok(()) => Ok(PinDir { path: path.to_owned(), _lock: Some(lock) }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Said(format!(
-                "another agent holds {}: stop it first, or give this one its own --pin-dir and --cgroup",
+                "another agent holds {}: stop it first, or give this one its own --pin-dir, --cgroup, --socket and addresses for health and metrics",
                 path.display()
             ))),
             Err(errno) => Err(errno).context(|| format!("cannot lock {}", path.display())),
@@ -51,19 +51,7 @@ impl PinDir {
 
     /// For readers.
     pub fn read_only(path: &Path) -> PinDir {
-        PinDir { path: path.to_owned(), lock: None }
-    }
-
-    /// Whether an agent holds the directory now.
-    pub fn is_held(path: &Path) -> bool {
-        File::open(path).is_ok_and(|dir| {
-            rustix::fs::flock(&dir, rustix::fs::FlockOperation::NonBlockingLockShared)
-                == Err(rustix::io::Errno::WOULDBLOCK)
-        })
-    }
-
-    pub fn is_locked(&self) -> bool {
-        self.lock.is_some()
+        PinDir { path: path.to_owned(), _lock: None }
     }
 
     pub fn path(&self) -> &Path {
@@ -90,10 +78,33 @@ impl PinDir {
         self.path.join("meta")
     }
 
-    pub fn meta(&self) -> Option<Meta> {
+    fn stored(&self) -> Option<Meta> {
         let map = MapHandle::from_pinned_path(self.meta_path()).ok()?;
         let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok()??;
-        from_bytes::<Meta>(&value).filter(|meta| meta.generation != 0)
+        from_bytes::<Meta>(&value)
+    }
+
+    pub fn meta(&self) -> Option<Meta> {
+        self.stored().filter(|meta| meta.generation != 0)
+    }
+
+    /// The last one that records may hold.
+    pub fn epoch(&self) -> u32 {
+        self.stored().map_or(0, |meta| meta.epoch)
+    }
+
+    /// Before the first program that writes it is at a hook: whoever is killed in between leaves no epoch to be used twice.
+    pub fn note_epoch(&self, epoch: u32) -> Result<()> {
+        self.set_meta(Meta { epoch, ..self.stored().unwrap_or_default() })
+    }
+
+    /// What an agent makes here.
+    pub fn entries(&self) -> Vec<PathBuf> {
+        let ours = |name: &str| {
+            matches!(name, "meta" | "links") || name.starts_with("tables-") || name.starts_with("records-")
+        };
+        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+        entries.filter(|entry| ours(&entry.file_name().to_string_lossy())).map(|entry| entry.path()).collect()
     }
 
     /// The one store that makes tables the live ones for readers of the pins.

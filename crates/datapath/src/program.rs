@@ -17,10 +17,10 @@ use beeline_model::op::{Maps, Op};
 use beeline_model::row::{Rows, Sizes};
 use beeline_model::rules::EmptyLocal;
 use libbpf_rs::libbpf_sys;
-use libbpf_rs::{Link, Object};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Readers of records first.
 pub const HOOKS: [&str; 8] =
@@ -62,6 +62,8 @@ pub struct Program {
     pub start: StartKind,
     live: bool,
     links: Vec<Link>,
+    /// Affinity as it was before it got another size; what dials wrote there until the flip comes after.
+    outgrown: Option<MapHandle>,
 }
 
 impl Program {
@@ -84,12 +86,12 @@ impl Program {
             }
             (Some(meta), Some(tables)) => Program::resize(config, pins, existing, meta, tables),
             (Some(meta), None) => {
-                let next =
-                    Meta { layout: wire::LAYOUT, generation: meta.generation + 1, epoch: meta.epoch + 1, pad: 0 };
+                let (generation, epoch) = (meta.generation + 1, meta.epoch + 1);
+                let next = Meta { layout: wire::LAYOUT, generation, epoch, pad: 0 };
                 Program::load(config, pins, existing, next, StartKind::Rebuilt)
             }
             (None, _) => {
-                let first = Meta { layout: wire::LAYOUT, generation: 1, epoch: 1, pad: 0 };
+                let first = Meta { layout: wire::LAYOUT, generation: 1, epoch: pins.epoch() + 1, pad: 0 };
                 Program::load(config, pins, existing, first, StartKind::Fresh)
             }
         }
@@ -105,46 +107,42 @@ impl Program {
     }
 
     fn load(config: Config, pins: PinDir, existing: MapSet, meta: Meta, start: StartKind) -> Result<Program> {
-        let mut open = object::open(object::RESOLVER, "beeline")?;
-        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::make_knobs(&config, &meta)?)?;
-        let object = object::load(open, "beeline")?;
-        let mut maps = object::maps_of(&object)?;
-        maps.pin(&pins.tables(meta.generation), &TABLES)?;
-        maps.pin(&pins.records(), &RECORDS)?;
-        let mut program = Program { object, maps, pins, meta, config, start, live: false, links: Vec::new() };
+        let mut program = Program::build(config, pins, existing, meta, start)?;
         // Tables that are valid already need no waiting.
-        if matches!(start, StartKind::Adopted | StartKind::Resized) {
+        if start == StartKind::Adopted {
             program.go_live()?;
         }
         Ok(program)
     }
 
+    /// Loaded and pinned, not yet at the hooks.
+    fn build(config: Config, pins: PinDir, mut existing: MapSet, meta: Meta, start: StartKind) -> Result<Program> {
+        let outgrown = existing.take_if("affinity", |map| map.max_entries() != config.sizes.affinity);
+        let mut open = object::open(object::RESOLVER, "beeline")?;
+        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::make_knobs(&config, &meta)?)?;
+        let object = object::load(open, "beeline")?;
+        let mut maps = object::maps_of(&object)?;
+        if let Some(old) = &outgrown {
+            copy_rows(old, &maps.handle("affinity")?);
+        }
+        maps.pin(&pins.tables(meta.generation), &TABLES)?;
+        maps.pin(&pins.records(), &RECORDS)?;
+        Ok(Program { object, maps, pins, meta, config, start, live: false, links: Vec::new(), outgrown })
+    }
+
     /// Other sizes: the rows move into new tables with their ids, so records and affinity go on.
-    fn resize(config: Config, pins: PinDir, existing: MapSet, old: Meta, tables: MapSet) -> Result<Program> {
-        let mut all = MapSet::pinned(&pins.tables(old.generation), &TABLES).unwrap_or_default();
-        all.extend(MapSet::pinned(&pins.records(), &RECORDS).unwrap_or_default());
-        let before = Kernel::new(&all)?;
-        let rows = before.rows()?;
-        let counts = Count::new(&all)?;
-        drop(tables);
-        let fits = fits(&rows, &config.sizes);
+    fn resize(config: Config, pins: PinDir, existing: MapSet, old: Meta, mut tables: MapSet) -> Result<Program> {
+        let rows = Kernel::new(&tables)?.rows()?;
         let next = Meta { generation: old.generation + 1, ..old };
-        if !fits {
+        if !fits(&rows, &config.sizes) {
             let next = Meta { epoch: old.epoch + 1, ..next };
             return Program::load(config, pins, existing, next, StartKind::Rebuilt);
         }
-        let mut open = object::open(object::RESOLVER, "beeline")?;
-        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::make_knobs(&config, &next)?)?;
-        let object = object::load(open, "beeline")?;
-        let mut maps = object::maps_of(&object)?;
-        let mut kernel = Kernel::new(&maps)?;
-        carry(&rows, &mut kernel)?;
-        Count::new(&maps)?.carry(&counts, &rows)?;
-        Control::new(&maps)?.carry(&Control::new(&all)?)?;
-        maps.pin(&pins.tables(next.generation), &TABLES)?;
-        maps.pin(&pins.records(), &RECORDS)?;
-        let start = StartKind::Resized;
-        let mut program = Program { object, maps, pins, meta: next, config, start, live: false, links: Vec::new() };
+        let mut program = Program::build(config, pins, existing, next, StartKind::Resized)?;
+        tables.extend(program.maps.share(&RECORDS)?);
+        carry(&rows, &mut Kernel::new(&program.maps)?)?;
+        Count::new(&program.maps)?.carry(&Count::new(&tables)?, &rows)?;
+        Control::new(&program.maps)?.carry(&Control::new(&tables)?)?;
         program.go_live()?;
         Ok(program)
     }
@@ -158,14 +156,39 @@ impl Program {
         std::fs::create_dir_all(self.pins.links()).context(|| "cannot create the links folder".into())?;
         let cgroup = File::open(&self.config.cgroup)
             .context(|| format!("cannot open the cgroup {}", self.config.cgroup.display()))?;
+        self.pins.note_epoch(self.meta.epoch)?;
         for hook in HOOKS {
             let link = self.attach(hook, &cgroup)?;
             self.links.push(link);
+        }
+        if let Some(old) = self.outgrown.take() {
+            copy_rows(&old, &self.maps.handle("affinity")?);
         }
         self.pins.set_meta(self.meta)?;
         self.pins.remove_tables_except(self.meta.generation);
         self.live = true;
         Ok(())
+    }
+
+    /// Puts back what somebody else took from the hooks; says at which.
+    pub fn mend(&mut self) -> Result<Vec<&'static str>> {
+        if !self.live {
+            return Ok(Vec::new());
+        }
+        let id = cgroup::id(&self.config.cgroup)?;
+        let ours = |link: &Link, path: &Path| attached_to(link) == Some(id) && path.exists();
+        let lost: Vec<usize> =
+            (0..HOOKS.len()).filter(|i| !ours(&self.links[*i], &self.pins.link(HOOKS[*i]))).collect();
+        if lost.is_empty() {
+            return Ok(Vec::new());
+        }
+        std::fs::create_dir_all(self.pins.links()).context(|| "cannot create the links folder".into())?;
+        let cgroup = File::open(&self.config.cgroup)
+            .context(|| format!("cannot open the cgroup {}", self.config.cgroup.display()))?;
+        for i in &lost {
+            self.links[*i] = self.attach(HOOKS[*i], &cgroup)?;
+        }
+        Ok(lost.into_iter().map(|i| HOOKS[i]).collect())
     }
 
     fn attach(&self, hook: &str, cgroup: &File) -> Result<Link> {
@@ -251,6 +274,15 @@ fn fits(rows: &Rows, sizes: &Sizes) -> bool {
         && below(rows.names.ids().next_back(), sizes.names)
 }
 
+/// As many as there is room for; one that is there already is younger.
+fn copy_rows(from: &MapHandle, to: &MapHandle) {
+    for key in from.keys() {
+        if let Ok(Some(value)) = from.lookup(&key, MapFlags::ANY) {
+            let _ = to.update(&key, &value, MapFlags::NO_EXIST);
+        }
+    }
+}
+
 /// What is pointed at first, the visible rows last, as ever.
 fn carry(rows: &Rows, kernel: &mut Kernel) -> Result<()> {
     let mut ops: Vec<Op> = Vec::new();
@@ -278,31 +310,40 @@ pub struct Removed {
     pub maps: usize,
 }
 
-/// Detaches every hook and removes every pin below the directory.
-pub fn cleanup(pin_dir: &std::path::Path) -> Result<Removed> {
-    if PinDir::is_held(pin_dir) {
-        return Err(Error::Said(format!("an agent is running on {}: stop it first", pin_dir.display())));
-    }
+/// Detaches every hook and removes every pin that an agent makes; anything else below the directory is somebody else's.
+pub fn cleanup(pin_dir: &Path) -> Result<Removed> {
     let mut removed = Removed::default();
-    for entry in std::fs::read_dir(pin_dir.join("links")).into_iter().flatten().flatten() {
+    if !pin_dir.exists() {
+        return Ok(removed);
+    }
+    let pins = PinDir::lock(pin_dir)?;
+    let ours = pins.entries();
+    if ours.is_empty() && std::fs::read_dir(pin_dir).is_ok_and(|mut all| all.next().is_some()) {
+        let path = pin_dir.display();
+        return Err(Error::Said(format!("nothing below {path} is an agent's: give the --pin-dir that it was started with")));
+    }
+    for entry in std::fs::read_dir(pins.links()).into_iter().flatten().flatten() {
         if let Ok(link) = Link::open(entry.path()) {
             let _ = link.detach();
         }
         removed.links.push(entry.file_name().to_string_lossy().into_owned());
     }
     removed.links.sort();
-    removed.maps = count_files(pin_dir).saturating_sub(removed.links.len());
-    match std::fs::remove_dir_all(pin_dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(e).context(|| format!("cannot remove {}", pin_dir.display()))
-        }
-        _ => Ok(removed),
+    removed.maps = ours.iter().map(|path| count_files(path)).sum::<usize>() - removed.links.len();
+    for path in ours {
+        let result = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+        result.context(|| format!("cannot remove {}", path.display()))?;
     }
+    // Stays if somebody keeps other things there.
+    let _ = std::fs::remove_dir(pin_dir);
+    Ok(removed)
 }
 
-fn count_files(dir: &std::path::Path) -> usize {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|e| if e.path().is_dir() { count_files(&e.path()) } else { 1 }).sum()
+fn count_files(path: &Path) -> usize {
+    if !path.is_dir() {
+        return 1;
+    }
+    std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| count_files(&entry.path())).sum()
 }
 
 /// libbpf speaks to stderr by itself; it shall speak through our log.

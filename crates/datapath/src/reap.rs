@@ -11,6 +11,7 @@ use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 
 /// A connected UDP socket that was resolved.
 #[derive(Clone, Debug)]
@@ -36,7 +37,10 @@ impl Reaper {
     pub fn new(maps: &MapSet, sizes: &Sizes, shards: u32, knobs: Knobs) -> Result<Reaper> {
         let (object, exact) = match load(maps, sizes, shards, knobs, true) {
             Ok(object) => (object, true),
-            Err(_) => (load(maps, sizes, shards, knobs, false)?, false),
+            Err(error) => {
+                tracing::debug!("sockets are destroyed through netlink: {error}");
+                (load(maps, sizes, shards, knobs, false)?, false)
+            }
         };
         let record = maps.handle("udp_record")?;
         let survey = object.progs_mut().find(|p| p.name() == "survey").map(|p| p.attach_iter(record.as_fd()));
@@ -65,27 +69,46 @@ impl Reaper {
         let known = netns::all();
         let mut destroyed = 0;
         for (inode, victims) in by_namespace {
-            let namespace = match known.get(&u64::from(inode)) {
-                Some(path) => Some(netns::open(path)?),
-                None => victims.iter().find_map(|v| netns::of_socket(v.raw.inode)),
-            };
-            let Some(namespace) = namespace else { continue };
-            let result = netns::within(&namespace, || self.destroy_here(&victims))?;
-            destroyed += result?;
+            // A namespace that just ended, or that we may not enter, is no reason to leave the sockets of the others.
+            match self.destroy_within(known.get(&u64::from(inode)), &victims) {
+                Ok(count) => destroyed += count,
+                Err(error) => tracing::warn!("stale UDP sockets of network namespace {inode}: {error}"),
+            }
         }
         Ok(destroyed)
+    }
+
+    fn destroy_within(&self, path: Option<&PathBuf>, victims: &[&Connected]) -> Result<usize> {
+        let named = path.and_then(|path| netns::open(path).ok());
+        let namespace = named.or_else(|| victims.iter().find_map(|v| netns::of_socket(v.raw.inode)));
+        let Some(namespace) = namespace else { return Ok(0) };
+        netns::within(&namespace, || self.destroy_here(victims))?
     }
 
     fn destroy_here(&self, victims: &[&Connected]) -> Result<usize> {
         if !self.exact {
             return Ok(victims.iter().filter(|v| crate::diag::destroy(&v.raw)).count());
         }
+        let result = self.condemn(victims).and_then(|()| self.walk());
+        // Also after a failure: a socket that stayed condemned would die when it next connects there with good reason.
+        for victim in victims {
+            let _ = self.condemned.delete(&victim.raw.cookie.to_ne_bytes());
+        }
+        result
+    }
+
+    fn condemn(&self, victims: &[&Connected]) -> Result<()> {
         for victim in victims {
             let peer = victim.raw.peer;
             self.condemned
                 .update(&victim.raw.cookie.to_ne_bytes(), bytes_of(&peer), MapFlags::ANY)
                 .context(|| "cannot condemn a socket".into())?;
         }
+        Ok(())
+    }
+
+    /// Destroys the condemned sockets of this namespace.
+    fn walk(&self) -> Result<usize> {
         let program = self.object.progs_mut().find(|p| p.name() == "reap");
         let program = program.ok_or_else(|| Error::Said("there is no program reap".into()))?;
         let link = program.attach().context(|| "cannot walk the UDP sockets".into())?;
@@ -97,9 +120,6 @@ impl Reaper {
             if gone.len() == before {
                 break;
             }
-        }
-        for victim in victims {
-            let _ = self.condemned.delete(&victim.raw.cookie.to_ne_bytes());
         }
         Ok(gone.len())
     }

@@ -19,11 +19,10 @@ mod sweep;
 
 use crate::address::Address;
 use crate::fact::Refusal;
-use crate::hash::HashMap;
 use crate::name::{PortName, ServiceName};
 use crate::op::{MapError, Maps, Op};
 use crate::planner::Delta;
-use crate::row::{FrontendKey, Tier};
+use crate::row::Tier;
 use crate::table::Tables;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,9 +82,9 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
         maps,
         outcome: Outcome::default(),
         late: Vec::new(),
-        missing: HashMap::default(),
         crowded_out: BTreeSet::new(),
     };
+    work.tables.held.try_again(delta.services.iter().map(|(name, _)| name), delta.nodes.is_some());
     if work.tables.quarantined() > RECYCLE_AT {
         let _ = work.tables.recycle(work.maps);
     }
@@ -118,8 +117,6 @@ struct Work<'a, M> {
     outcome: Outcome,
     /// Headers that also say what NodePorts at other nodes' addresses get: after the rows of those nodes.
     late: Vec<(ServiceName, Op)>,
-    /// Fallbacks that could not be written, or above which a row could not.
-    missing: HashMap<FrontendKey, MapError>,
     /// No room for their new frontends.
     crowded_out: BTreeSet<ServiceName>,
 }
@@ -133,6 +130,12 @@ impl<M: Maps> Work<'_, M> {
     }
 
     fn fail(&mut self, name: &ServiceName, error: MapError) {
+        self.tables.held.services.entry(name.clone()).or_insert_with(|| error.clone());
         self.outcome.failed.entry(name.clone()).or_insert(error);
+    }
+
+    fn fail_nodes(&mut self, error: MapError) {
+        self.tables.held.nodes = Some(error.clone());
+        self.outcome.nodes_failed = Some(error);
     }
 }

@@ -44,6 +44,15 @@ pub struct Planner {
     by_nodes: HashSet<ServiceName>,
     dirty: HashSet<ServiceName>,
     nodes_dirty: bool,
+    /// Since `hosts` and `others` were derived.
+    nodes_changed: NodesChanged,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum NodesChanged {
+    No,
+    Others,
+    Own,
 }
 
 impl Planner {
@@ -62,6 +71,7 @@ impl Planner {
             by_nodes: HashSet::default(),
             dirty: HashSet::default(),
             nodes_dirty: true,
+            nodes_changed: NodesChanged::No,
         };
         planner.derive_nodes();
         planner
@@ -164,15 +174,23 @@ impl Planner {
         self.node_changed(&name)
     }
 
-    /// Our own node's zone and addresses matter to every service, another node's only to some.
+    /// What follows from it is derived once for any number of nodes.
     fn node_changed(&mut self, name: &Name) -> bool {
-        self.derive_nodes();
-        if *name == self.rules.node_name {
-            self.mark_all();
-        } else {
-            self.dirty.extend(self.by_nodes.iter().cloned());
-        }
+        let own = *name == self.rules.node_name;
+        self.nodes_changed = self.nodes_changed.max(if own { NodesChanged::Own } else { NodesChanged::Others });
+        self.nodes_dirty = true;
         true
+    }
+
+    /// Our own node's zone and addresses matter to every service, another node's only to some.
+    fn follow_nodes(&mut self) {
+        let changed = std::mem::replace(&mut self.nodes_changed, NodesChanged::No);
+        match changed {
+            NodesChanged::No => return,
+            NodesChanged::Others => self.dirty.extend(self.by_nodes.iter().cloned()),
+            NodesChanged::Own => self.mark_all(),
+        }
+        self.derive_nodes();
     }
 
     /// An address of ours is ours, whatever another Node says (nodes behind one NAT show one address).
@@ -204,12 +222,14 @@ impl Planner {
 
     /// Plans again what is marked.
     pub fn take(&mut self) -> Delta {
+        self.follow_nodes();
         let names = std::mem::take(&mut self.dirty);
         self.plan_again(names)
     }
 
     /// Everything that is planned now, as if all of it had just changed: for start and the periodic check.
     pub fn take_all(&mut self) -> Delta {
+        self.follow_nodes();
         let mut names = std::mem::take(&mut self.dirty);
         names.extend(self.services.keys().cloned());
         names.extend(self.claimed.keys().cloned());

@@ -40,6 +40,46 @@ pub(crate) struct Touched {
     pub nodes: BTreeSet<u32>,
 }
 
+/// What is half written. It outlives a round too: until these are written whole, what they would fall through to stays as
+/// it is, whatever the rounds in between are about.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    pub services: HashMap<crate::ServiceName, MapError>,
+    /// Fallbacks that could not be written, or above which a row could not, and whose that was.
+    pub missing: HashMap<FrontendKey, Vec<crate::ServiceName>>,
+    pub nodes: Option<MapError>,
+}
+
+impl Held {
+    /// These are tried again now.
+    pub(crate) fn try_again<'a>(&mut self, services: impl Iterator<Item = &'a crate::ServiceName>, nodes: bool) {
+        if nodes {
+            self.nodes = None;
+        }
+        if self.services.is_empty() {
+            return;
+        }
+        services.for_each(|name| drop(self.services.remove(name)));
+        self.missing.retain(|_, names| {
+            names.retain(|name| self.services.contains_key(name));
+            !names.is_empty()
+        });
+    }
+
+    pub(crate) fn miss(&mut self, key: FrontendKey, service: &crate::ServiceName) {
+        self.missing.entry(key).or_default().push(service.clone());
+    }
+
+    pub(crate) fn is_missing(&self, key: &FrontendKey) -> bool {
+        self.missing.contains_key(key)
+    }
+
+    /// Why this fallback must wait.
+    pub(crate) fn missing_above(&self, key: &FrontendKey) -> Option<&MapError> {
+        self.missing.get(key)?.iter().find_map(|name| self.services.get(name))
+    }
+}
+
 impl Touched {
     pub(crate) fn len(&self) -> usize {
         self.frontends.len() + self.ports.len() + self.owners.len() + self.backends.len() + self.nodes.len()
@@ -60,6 +100,7 @@ pub struct Tables {
     /// Backends and sets that name a node, by the id of its name.
     pub(crate) node_refs: ById<u32>,
     pub(crate) touched: Touched,
+    pub(crate) held: Held,
     /// Slots that a set's range really has; its span says how many are used.
     pub(crate) capacity: ById<u32>,
     pub(crate) port_refs: HashMap<(crate::Protocol, u16, bool), u32>,
@@ -100,6 +141,7 @@ impl Tables {
             refs: ById::default(),
             node_refs: ById::default(),
             touched: Touched::default(),
+            held: Held::default(),
             capacity: ById::default(),
             port_refs: HashMap::default(),
             numbers: HashMap::default(),

@@ -6,7 +6,7 @@ mod support;
 
 use beeline_model::diff::{Outcome, reconcile};
 use beeline_model::op::{Faulty, Maps, Memory};
-use beeline_model::planner::Planner;
+use beeline_model::planner::{Delta, Planner};
 use beeline_model::resolve::Dial;
 use beeline_model::row::{Rows, Sizes};
 use beeline_model::table::Tables;
@@ -218,7 +218,9 @@ fn watch_step(life: &mut Life, dials: &[Dial], old: &Rows, seed: u64) -> usize {
     watched.retain(|(_, (old, new))| old != new || life.world.rng.u8(..20) == 0);
     let mut checked = 0;
     for round in 0.. {
-        let delta = life.planner.take();
+        // As in the agent: between a failure and the next try come rounds that are about something else.
+        let idle = round % 2 == 1;
+        let delta = if idle { Delta::default() } else { life.planner.take() };
         let seen = |rows: &Rows, op: &beeline_model::op::Op| {
             for (dial, (old, new)) in &watched {
                 let now = Answer::of(rows, dial, empty_local);
@@ -231,12 +233,12 @@ fn watch_step(life: &mut Life, dials: &[Dial], old: &Rows, seed: u64) -> usize {
             }
         };
         let mut coin = fastrand::Rng::with_seed(seed + round);
-        let fails = move |_| seed % 2 == 1 && round < 5 && coin.u8(..8) == 0;
+        let fails = move |_| seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
         let mut maps = Shaky { inner: Watched { inner: &mut life.memory, seen: Box::new(seen) }, fails };
         let outcome = reconcile(&mut life.tables, &mut maps, &delta, false);
         drop(maps);
         life.planner.retry(&outcome);
-        if outcome.is_clean() {
+        if outcome.is_clean() && !life.planner.is_dirty() {
             break;
         }
     }

@@ -154,7 +154,8 @@ impl<M: Maps> Work<'_, M> {
         header: Header,
     ) -> Result<(), MapError> {
         let id = self.tables.take_set()?;
-        let (base, capacity) = self.write_slots(wanted)?;
+        let fits = wanted.len() <= INLINE_SLOTS;
+        let (base, capacity) = if fits { (Base::Inline, None) } else { self.write_range(wanted)? };
         let mut inline = [0; INLINE_SLOTS];
         if base == Base::Inline {
             inline[..wanted.len()].copy_from_slice(wanted);
@@ -180,11 +181,15 @@ impl<M: Maps> Work<'_, M> {
         }
     }
 
-    /// Ids where no reader looks yet.
-    fn write_slots(&mut self, wanted: &[BackendId]) -> Result<(Base, Option<u32>), MapError> {
-        if wanted.len() <= INLINE_SLOTS {
-            return Ok((Base::Inline, None));
+    fn write_inline(&mut self, id: SetId, wanted: &[BackendId]) -> Result<(Base, Option<u32>), MapError> {
+        for (i, backend) in wanted.iter().enumerate() {
+            self.write(Op::Slot(id, Base::Inline, i as u16, *backend))?;
         }
+        Ok((Base::Inline, None))
+    }
+
+    /// Ids where no reader looks yet.
+    fn write_range(&mut self, wanted: &[BackendId]) -> Result<(Base, Option<u32>), MapError> {
         let (base, capacity) = self.tables.take_range(wanted.len())?;
         self.write(Op::Slots(base, wanted.into()))?;
         Ok((Base::Range(base), Some(capacity)))
@@ -222,7 +227,8 @@ impl<M: Maps> Work<'_, M> {
             return Ok(());
         }
         self.tables.touched.backends.extend(removed.iter().copied());
-        let capacity = self.tables.capacity.get(id).copied().unwrap_or(INLINE_SLOTS as u32) as usize;
+        // A range of the largest sets has room for one more than a span can count.
+        let capacity = self.tables.capacity.get(id).map_or(INLINE_SLOTS, |slots| (*slots as usize).min(MAX_SLOTS));
         let kept = current.len() > removed.len();
         if kept && added.len() + removed.len() <= IN_PLACE && current.len() + added.len() <= capacity {
             return self.change_in_place(id, row.span, current, &added, &removed);
@@ -264,25 +270,12 @@ impl<M: Maps> Work<'_, M> {
 
     /// A new range beside the old one, then one store of the span.
     fn flip(&mut self, id: SetId, old: Span, wanted: &[BackendId]) -> Result<(), MapError> {
-        let (base, capacity) = match old.base {
-            // The row's own slots are free to be written: no span points at them now.
-            Base::Range(_) if wanted.len() <= INLINE_SLOTS => {
-                for (i, backend) in wanted.iter().enumerate() {
-                    self.write(Op::Slot(id, Base::Inline, i as u16, *backend))?;
-                }
-                (Base::Inline, None)
-            }
-            Base::Inline if old.count == 0 && wanted.len() <= INLINE_SLOTS => {
-                for (i, backend) in wanted.iter().enumerate() {
-                    self.write(Op::Slot(id, Base::Inline, i as u16, *backend))?;
-                }
-                (Base::Inline, None)
-            }
-            _ => {
-                let (base, capacity) = self.tables.take_range(wanted.len())?;
-                self.write(Op::Slots(base, wanted.into()))?;
-                (Base::Range(base), Some(capacity))
-            }
+        // The row's own slots are free to be written if no span points at them now.
+        let inline_free = old.base != Base::Inline || old.count == 0;
+        let (base, capacity) = if inline_free && wanted.len() <= INLINE_SLOTS {
+            self.write_inline(id, wanted)?
+        } else {
+            self.write_range(wanted)?
         };
         let span = Span { base, count: wanted.len() as u16, generation: old.generation.wrapping_add(1) };
         self.write(Op::Span(id, span))?;

@@ -44,18 +44,16 @@ impl<M: Maps> Work<'_, M> {
     /// that leads to restricted backends while their ranges may be old ones.
     fn may_put(&self, key: &FrontendKey, claim: &Claim) -> Result<(), MapError> {
         let restricted = claim.set.as_ref().is_some_and(|set| set.audience == Audience::Sources);
-        let failed = self.outcome.failed.get(&claim.service);
+        let failed = self.tables.held.services.get(&claim.service);
         let error = match key.tier() {
             Tier::Exact => failed.filter(|_| restricted),
-            Tier::Fallback => failed.or_else(|| self.missing.get(key)),
+            Tier::Fallback => failed.or_else(|| self.tables.held.missing_above(key)),
         };
         error.cloned().map_or_else(|| self.check_room(key, &claim.service), Err)
     }
 
     fn fail_frontend(&mut self, key: &FrontendKey, service: &ServiceName, error: MapError) {
-        for below in key.fallbacks() {
-            self.missing.entry(below).or_insert_with(|| error.clone());
-        }
+        key.fallbacks().into_iter().for_each(|below| self.tables.held.miss(below, service));
         self.fail(service, error);
     }
 
@@ -132,7 +130,8 @@ impl<M: Maps> Work<'_, M> {
             MapError::Full(_) => None,
         };
         if delta.nodes.is_some() && self.outcome.nodes_failed.is_none() {
-            self.outcome.nodes_failed = self.outcome.failed.iter().find_map(passing);
+            let waits = self.tables.held.services.iter().find_map(passing);
+            waits.into_iter().for_each(|error| self.fail_nodes(error));
         }
     }
 
@@ -155,7 +154,9 @@ impl<M: Maps> Work<'_, M> {
             if self.outcome.nodes_failed.is_some() {
                 return;
             }
-            self.outcome.nodes_failed = self.write(Op::Node(address, row)).err();
+            if let Err(error) = self.write(Op::Node(address, row)) {
+                self.fail_nodes(error);
+            }
         }
     }
 
@@ -164,7 +165,7 @@ impl<M: Maps> Work<'_, M> {
             if self.outcome.failed.contains_key(&service) {
                 continue;
             }
-            let result = self.outcome.nodes_failed.clone().map_or_else(|| self.write(op), Err);
+            let result = self.tables.held.nodes.clone().map_or_else(|| self.write(op), Err);
             if let Err(error) = result {
                 self.fail(&service, error);
             }
@@ -197,11 +198,11 @@ impl<M: Maps> Work<'_, M> {
 
     /// Without this row a dial would fall through to one that should be gone or is not yet there, or to none.
     fn is_held(&self, key: &FrontendKey, row: &FrontendRow, service: Option<&ServiceName>) -> bool {
-        let unsettled =
-            |below: &FrontendKey| self.tables.touched.frontends.contains(below) || self.missing.contains_key(below);
-        service.is_some_and(|service| self.outcome.failed.contains_key(service))
-            || row.kind == Kind::NodePort && self.outcome.nodes_failed.is_some()
+        let held = &self.tables.held;
+        let unsettled = |below: &FrontendKey| self.tables.touched.frontends.contains(below) || held.is_missing(below);
+        service.is_some_and(|service| held.services.contains_key(service))
+            || row.kind == Kind::NodePort && held.nodes.is_some()
             || key.tier() == Tier::Exact && key.fallbacks().iter().any(unsettled)
-            || self.missing.contains_key(key)
+            || held.is_missing(key)
     }
 }

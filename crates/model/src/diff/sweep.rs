@@ -119,9 +119,9 @@ impl<M: Maps> Work<'_, M> {
 
     fn sweep_owner(&mut self, owner: OwnerId, sources: &Sources<'_>) -> Result<(), MapError> {
         // Read from text: not for each of a hundred thousand that are in order.
-        let asked = !self.outcome.failed.is_empty() || self.tables.rows.sources_of(owner).next().is_some();
+        let asked = !self.tables.held.services.is_empty() || self.tables.rows.sources_of(owner).next().is_some();
         let name = asked.then(|| self.tables.port_name(owner)).flatten();
-        if let Some(error) = name.as_ref().and_then(|name| self.outcome.failed.get(&name.service)) {
+        if let Some(error) = name.as_ref().and_then(|name| self.tables.held.services.get(&name.service)) {
             return Err(error.clone());
         }
         for net in self.stale_sources(owner, name.as_ref(), sources) {
