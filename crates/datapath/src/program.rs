@@ -320,7 +320,9 @@ pub fn cleanup(pin_dir: &Path) -> Result<Removed> {
     let ours = pins.entries();
     if ours.is_empty() && std::fs::read_dir(pin_dir).is_ok_and(|mut all| all.next().is_some()) {
         let path = pin_dir.display();
-        return Err(Error::Said(format!("nothing below {path} is an agent's: give the --pin-dir that it was started with")));
+        return Err(Error::Said(format!(
+            "nothing below {path} is an agent's: give the --pin-dir that it was started with"
+        )));
     }
     for entry in std::fs::read_dir(pins.links()).into_iter().flatten().flatten() {
         if let Ok(link) = Link::open(entry.path()) {

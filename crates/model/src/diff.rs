@@ -77,13 +77,7 @@ fn size_option(table: &str) -> &'static str {
 
 /// Brings the maps to the plan. `full`: the delta is the whole plan, so rows that it does not name go.
 pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full: bool) -> Outcome {
-    let mut work = Work {
-        tables,
-        maps,
-        outcome: Outcome::default(),
-        late: Vec::new(),
-        crowded_out: BTreeSet::new(),
-    };
+    let mut work = Work { tables, maps, outcome: Outcome::default(), late: Vec::new(), crowded_out: BTreeSet::new() };
     work.tables.held.try_again(delta.services.iter().map(|(name, _)| name), delta.nodes.is_some());
     if work.tables.quarantined() > RECYCLE_AT {
         let _ = work.tables.recycle(work.maps);

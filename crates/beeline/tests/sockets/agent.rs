@@ -28,9 +28,37 @@ fn a_second_agent_on_the_same_pins_says_so() {
     // The first has not lost its socket to it, nor the pins.
     assert!(ground.json(&["status"])["pid"].as_u64() == Some(u64::from(ground.agent().pid())));
     let output = ground.beeline(&["cleanup"]);
-    assert!(!output.status.success() && output.stderr.contains("an agent is running"), "{output:?}");
+    assert!(!output.status.success() && output.stderr.contains("another agent holds"), "{output:?}");
     let _server = ground.lab.pod(0).serve(8080).unwrap();
     reach(&ground.lab.node().client().unwrap(), &Dial::new(Kind::Tcp, web()[0]), &["pod-a"]);
+}
+
+#[test]
+fn who_detaches_us_is_noticed() {
+    let mut ground = one(&["--sync-period", "1s"]);
+    let _server = ground.lab.pod(0).serve(8080).unwrap();
+    let client = ground.lab.node().client().unwrap();
+    let dial = Dial::new(Kind::Tcp, web()[0]);
+    reach(&client, &dial, &["pod-a"]);
+    for hook in ["connect4", "connect6"] {
+        libbpf_rs::Link::open(ground.link(hook)).unwrap().detach().unwrap();
+    }
+    let lost = client.dial(&dial);
+    assert!(lost.as_ref().map_or(true, |answer| answer.name() != "pod-a"), "{lost:?}");
+    ground.agent().wait_for("attached again", PATIENCE).unwrap();
+    reach(&client, &dial, &["pod-a"]);
+    web().iter().for_each(|to| drop(reach(&client, &Dial::new(Kind::Tcp, *to), &["pod-a"])));
+}
+
+#[test]
+fn cleanup_takes_only_what_is_ours() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("precious"), "kept").unwrap();
+    let path = dir.path().display().to_string();
+    let output = std::process::Command::new(BEELINE).args(["cleanup", "--pin-dir", &path]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("--pin-dir"), "{output:?}");
+    assert!(dir.path().join("precious").exists());
 }
 
 #[test]

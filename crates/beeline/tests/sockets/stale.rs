@@ -147,6 +147,23 @@ fn a_backend_goes_in_other_ways_too() {
     }
 }
 
+#[test]
+fn another_name_for_the_port_ends_no_socket() {
+    let lab = Lab::new(2).unwrap();
+    let (renamed, other) = (service("old", 10, &lab, &[0]), service("stay", 11, &lab, &[1]));
+    let ground = Ground::on(lab, &[renamed.clone(), other], &[]);
+    let _servers = [ground.lab.pod(0).serve(8080).unwrap(), ground.lab.pod(1).serve(8080).unwrap()];
+    let client = ground.lab.node().client().unwrap();
+    let (kept, control) = (client.udp(Family::V4).unwrap(), client.udp(Family::V4).unwrap());
+    kept.connect(old()[0]).unwrap();
+    control.connect(stay()[0]).unwrap();
+    ground.apply(&renamed.rename_udp("dns"));
+    // A look at the sockets has certainly happened when the other one's backend is gone.
+    ground.apply(&Object::service("stay", 11));
+    eventually("the control is destroyed", || is_destroyed(&control));
+    works(&kept, "the same backend under another name of its port");
+}
+
 /// The process that holds the socket stands elsewhere, and the namespace has no name any more.
 #[test]
 fn a_namespace_without_a_process() {

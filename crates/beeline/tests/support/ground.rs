@@ -79,6 +79,10 @@ impl Ground {
         self.dir.path().join("manifests")
     }
 
+    pub fn link(&self, hook: &str) -> PathBuf {
+        self.pin_dir.join("links").join(hook)
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("agent.sock")
     }
@@ -231,6 +235,16 @@ impl Object {
             },
         });
         Object { name: name.to_owned(), documents: vec![service] }
+    }
+
+    /// The UDP port gets another name, in the Service and in its slices.
+    pub fn rename_udp(mut self, name: &str) -> Object {
+        for document in &mut self.documents {
+            let ports =
+                if document["kind"] == "Service" { &mut document["spec"]["ports"] } else { &mut document["ports"] };
+            ports[1]["name"] = name.into();
+        }
+        self
     }
 
     /// More of the Service's spec.
