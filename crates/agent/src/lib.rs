@@ -5,6 +5,7 @@
 pub mod explain;
 mod health;
 mod http;
+pub mod identity;
 mod interface;
 mod metric;
 mod owner;

@@ -24,7 +24,10 @@ fn check_fact(fact: &Fact) {
         Fact::Service(service) => check_service(service),
         Fact::Slice(slice) => check_slice(slice),
         Fact::Node(node) => assert!(!node.name.is_empty()),
-        Fact::ServiceGone(_) | Fact::SliceGone(_) | Fact::NodeGone { .. } => panic!("{fact:?} of a fresh read"),
+        Fact::Pod(pod) => assert!(!pod.name.name.is_empty() && pod.node.is_some()),
+        Fact::ServiceGone(_) | Fact::SliceGone(_) | Fact::NodeGone { .. } | Fact::PodGone(_) => {
+            panic!("{fact:?} of a fresh read")
+        }
     }
 }
 

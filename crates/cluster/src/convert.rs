@@ -8,6 +8,7 @@ mod address;
 mod endpoints;
 mod name;
 mod node;
+mod pod;
 mod port;
 mod service;
 mod slice;

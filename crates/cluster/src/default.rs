@@ -58,7 +58,7 @@ pub(crate) fn missing(object: &Service) -> Vec<Refusal> {
     report.refusals()
 }
 
-fn namespace(meta: &mut ObjectMeta) {
+pub(crate) fn namespace(meta: &mut ObjectMeta) {
     fill(&mut meta.namespace, "default");
 }
 

@@ -207,7 +207,7 @@ impl Index {
                     self.mirrors.say(name, Vec::new());
                     outcome.mirrored.insert(name.clone());
                 }
-                Identity::Slice(_) | Identity::Node(_) => {}
+                Identity::Slice(_) | Identity::Node(_) | Identity::Pod(_) => {}
             }
         }
         self.abandon(&outcome.lost_services);

@@ -6,9 +6,10 @@ pub(crate) enum Kind {
     EndpointSlice,
     Endpoints,
     Node,
+    Pod,
 }
 
-pub(crate) const READ: &str = "Service v1, EndpointSlice discovery.k8s.io/v1, Endpoints v1, Node v1, List v1";
+pub(crate) const READ: &str = "Service v1, EndpointSlice discovery.k8s.io/v1, Endpoints v1, Node v1, Pod v1, List v1";
 
 /// A folder is often a whole application, so what is deployed beside the services is no mistake.
 const IGNORED: &[&str] = &[
@@ -37,7 +38,6 @@ const IGNORED: &[&str] = &[
     "NetworkPolicy",
     "PersistentVolume",
     "PersistentVolumeClaim",
-    "Pod",
     "PodDisruptionBudget",
     "PodTemplate",
     "PriorityClass",
@@ -71,6 +71,7 @@ impl Kind {
             ("v1", "Service") => Some(Kind::Service),
             ("v1", "Endpoints") => Some(Kind::Endpoints),
             ("v1", "Node") => Some(Kind::Node),
+            ("v1", "Pod") => Some(Kind::Pod),
             ("discovery.k8s.io/v1", "EndpointSlice") => Some(Kind::EndpointSlice),
             _ => None,
         }

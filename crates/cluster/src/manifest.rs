@@ -8,7 +8,7 @@ use crate::object::{Body, Identity, Object, Place};
 use crate::tree::{self, Tree};
 use crate::{default, object};
 use beeline_model::fact::{Refusal, Slice};
-use k8s_openapi::api::core::v1::{Endpoints, Node, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
@@ -132,6 +132,7 @@ impl Reader<'_> {
             Some(Kind::EndpointSlice) => self.read_slice(place, value),
             Some(Kind::Endpoints) => self.read_endpoints(place, value),
             Some(Kind::Node) => self.read_node(place, value),
+            Some(Kind::Pod) => self.read_pod(place, value),
             None if kind::is_ignored(api_version, name) => {
                 tracing::debug!(file = self.file, %place, kind = name, "not a kind that is read: ignored");
             }
@@ -175,6 +176,15 @@ impl Reader<'_> {
         let identity = object.metadata.name.as_deref().map(|name| Identity::Node(name.into()));
         let converted = self.convert.node(&object);
         self.add(place, "Node", &object.metadata, identity, converted, Body::Node);
+    }
+
+    /// Of a folder: one that was never scheduled, as people write them, stands nowhere and says nothing.
+    fn read_pod(&mut self, place: Place, value: Value) {
+        let Some(mut object) = self.typed::<Pod>(place, value) else { return };
+        default::namespace(&mut object.metadata);
+        let identity = self.convert.pod_name(&object).map(|name| Identity::Pod(name.into()));
+        let converted = self.convert.pod(&object);
+        self.add(place, "Pod", &object.metadata, identity, converted, Body::Pod);
     }
 
     fn typed<T: DeserializeOwned>(&mut self, place: Place, value: Value) -> Option<T> {

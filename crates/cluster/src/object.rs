@@ -1,6 +1,6 @@
 //! An object as a file gave it: who it is, where it stands, what it says.
 
-use beeline_model::fact::{Fact, Node, Service, Slice, SliceName};
+use beeline_model::fact::{Fact, Node, Pod, PodName, Service, Slice, SliceName};
 use beeline_model::{Name, ServiceName};
 use serde_json::Value;
 use std::fmt::{self, Write};
@@ -15,6 +15,7 @@ pub(crate) enum Identity {
     Endpoints(ServiceName),
     Slice(Arc<SliceName>),
     Node(Name),
+    Pod(Arc<PodName>),
 }
 
 impl Identity {
@@ -24,6 +25,7 @@ impl Identity {
             Identity::Service(name) => Some(Fact::ServiceGone(name.clone())),
             Identity::Slice(name) => Some(Fact::SliceGone(SliceName::clone(name))),
             Identity::Node(name) => Some(Fact::NodeGone { cluster: cluster.clone(), name: name.clone() }),
+            Identity::Pod(name) => Some(Fact::PodGone(PodName::clone(name))),
             Identity::Endpoints(_) => None,
         }
     }
@@ -36,6 +38,7 @@ impl fmt::Display for Identity {
             Identity::Endpoints(name) => write!(f, "Endpoints {}/{}", name.namespace(), name.name()),
             Identity::Slice(name) => write!(f, "EndpointSlice {}/{}", name.namespace, name.name),
             Identity::Node(name) => write!(f, "Node {name}"),
+            Identity::Pod(name) => write!(f, "Pod {}/{}", name.namespace, name.name),
         }
     }
 }
@@ -68,6 +71,7 @@ pub(crate) enum Body {
     Slice(Option<Slice>),
     Endpoints(Vec<Slice>),
     Node(Option<Node>),
+    Pod(Option<Pod>),
 }
 
 impl Body {
@@ -77,6 +81,7 @@ impl Body {
             Body::Service { fact: Some(fact), .. } => fingerprint(fact),
             Body::Slice(Some(fact)) => fingerprint(fact),
             Body::Node(Some(fact)) => fingerprint(fact),
+            Body::Pod(Some(fact)) => fingerprint(fact),
             Body::Endpoints(slices) if !slices.is_empty() => fingerprint(slices),
             _ => 0,
         }
@@ -87,6 +92,7 @@ impl Body {
             Body::Service { fact, .. } => fact.map(Fact::Service),
             Body::Slice(fact) => fact.map(Fact::Slice),
             Body::Node(fact) => fact.map(Fact::Node),
+            Body::Pod(fact) => fact.map(Fact::Pod),
             Body::Endpoints(_) => None,
         }
     }
@@ -100,7 +106,7 @@ impl Body {
         match self {
             Body::Slice(slice) => slice.as_ref().map(|slice| &slice.service),
             Body::Endpoints(slices) => slices.first().map(|slice| &slice.service),
-            Body::Service { .. } | Body::Node(_) => None,
+            Body::Service { .. } | Body::Node(_) | Body::Pod(_) => None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! All facts of a source at one moment, and what changed between two of them.
 
-use beeline_model::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
+use beeline_model::fact::{Fact, Node, Pod, PodName, Refusal, Service, Slice, SliceName};
 use beeline_model::{Name, ServiceName};
 use std::collections::BTreeMap;
 
@@ -10,6 +10,7 @@ pub struct Snapshot {
     pub slices: BTreeMap<SliceName, Slice>,
     /// By cluster and name.
     pub nodes: BTreeMap<(Name, Name), Node>,
+    pub pods: BTreeMap<PodName, Pod>,
     pub refusals: Vec<Refusal>,
 }
 
@@ -22,6 +23,8 @@ impl Snapshot {
             Fact::SliceGone(name) => drop(self.slices.remove(&name)),
             Fact::Node(node) => drop(self.nodes.insert((node.cluster.clone(), node.name.clone()), node)),
             Fact::NodeGone { cluster, name } => drop(self.nodes.remove(&(cluster, name))),
+            Fact::Pod(pod) => drop(self.pods.insert(pod.name.clone(), pod)),
+            Fact::PodGone(name) => drop(self.pods.remove(&name)),
         }
     }
 
@@ -29,7 +32,8 @@ impl Snapshot {
     pub fn into_facts(self) -> Vec<Fact> {
         let services = self.services.into_values().map(Fact::Service);
         let slices = self.slices.into_values().map(Fact::Slice);
-        services.chain(slices).chain(self.nodes.into_values().map(Fact::Node)).collect()
+        let nodes = self.nodes.into_values().map(Fact::Node);
+        services.chain(slices).chain(nodes).chain(self.pods.into_values().map(Fact::Pod)).collect()
     }
 }
 
@@ -40,10 +44,12 @@ pub fn diff(old: &Snapshot, new: &Snapshot) -> Vec<Fact> {
     facts.extend(changed(&old.services, &new.services).cloned().map(Fact::Service));
     facts.extend(changed(&old.slices, &new.slices).cloned().map(Fact::Slice));
     facts.extend(changed(&old.nodes, &new.nodes).cloned().map(Fact::Node));
+    facts.extend(changed(&old.pods, &new.pods).cloned().map(Fact::Pod));
     facts.extend(gone(&old.slices, &new.slices).cloned().map(Fact::SliceGone));
     facts.extend(gone(&old.services, &new.services).cloned().map(Fact::ServiceGone));
     let node = |(cluster, name): (Name, Name)| Fact::NodeGone { cluster, name };
     facts.extend(gone(&old.nodes, &new.nodes).cloned().map(node));
+    facts.extend(gone(&old.pods, &new.pods).cloned().map(Fact::PodGone));
     facts
 }
 

@@ -14,6 +14,7 @@ pub mod memory;
 pub mod netns;
 pub mod object;
 pub mod pin;
+pub mod pod;
 pub mod program;
 pub mod query;
 pub mod reap;

@@ -120,6 +120,34 @@ impl Node {
     }
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct PodName {
+    pub cluster: Name,
+    pub namespace: Name,
+    pub name: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Container {
+    pub name: Name,
+    /// As its cgroup is named, without the runtime's name.
+    pub id: Box<str>,
+}
+
+/// A pod of this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pod {
+    pub name: PodName,
+    /// As its cgroup is named.
+    pub uid: Box<str>,
+    pub node: Option<Name>,
+    /// None once it has ended.
+    pub addresses: Box<[Address]>,
+    pub containers: Box<[Container]>,
+    /// Its processes keep the addresses that they dial.
+    pub untouched: bool,
+}
+
 /// One change of the facts. `None`/absence is said by the delete variants, so that a name is never guessed from a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
@@ -129,6 +157,8 @@ pub enum Fact {
     SliceGone(SliceName),
     Node(Node),
     NodeGone { cluster: Name, name: Name },
+    Pod(Pod),
+    PodGone(PodName),
 }
 
 /// Why an object, or a part of one, is not served: said once in the log, counted, and shown by `status`.

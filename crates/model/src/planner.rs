@@ -6,7 +6,7 @@
 use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};
 use crate::diff::Outcome;
-use crate::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
+use crate::fact::{Fact, Node, Pod, PodName, Refusal, Service, Slice, SliceName};
 use crate::hash::{HashMap, HashSet};
 use crate::name::{Name, ServiceName};
 use crate::plan::{ServicePlan, Surroundings, plan_service};
@@ -34,6 +34,8 @@ pub struct Planner {
     slices: HashMap<ServiceName, Vec<Slice>>,
     slice_owner: HashMap<SliceName, ServiceName>,
     nodes: BTreeMap<Name, Node>,
+    /// Addresses of the pods on this node.
+    pods: BTreeMap<PodName, Box<[Address]>>,
     /// Derived from `nodes` and the interfaces, kept because every plan asks.
     hosts: BTreeMap<Address, Name>,
     others: Vec<(Name, Vec<Address>)>,
@@ -63,6 +65,7 @@ impl Planner {
             slices: HashMap::default(),
             slice_owner: HashMap::default(),
             nodes: BTreeMap::new(),
+            pods: BTreeMap::new(),
             hosts: BTreeMap::new(),
             others: Vec::new(),
             claims: Claims::default(),
@@ -99,6 +102,8 @@ impl Planner {
             Fact::SliceGone(name) => self.remove_slice(&name),
             Fact::Node(node) => self.apply_node(node),
             Fact::NodeGone { name, .. } => self.nodes.remove(&name).is_some() && self.node_changed(&name),
+            Fact::Pod(pod) => self.apply_pod(pod),
+            Fact::PodGone(name) => self.pods.remove(&name).is_some_and(|_| self.pods_moved()),
         }
     }
 
@@ -174,6 +179,23 @@ impl Planner {
         self.node_changed(&name)
     }
 
+    /// Only where it stands matters to a plan: an endpoint that names no node is local at a pod of ours.
+    fn apply_pod(&mut self, pod: Pod) -> bool {
+        let ours = pod.node.as_ref() == Some(&self.rules.node_name) && !pod.addresses.is_empty();
+        let old = match ours {
+            true if self.pods.get(&pod.name) == Some(&pod.addresses) => return false,
+            true => self.pods.insert(pod.name, pod.addresses),
+            false => self.pods.remove(&pod.name),
+        };
+        (ours || old.is_some()) && self.pods_moved()
+    }
+
+    fn pods_moved(&mut self) -> bool {
+        self.nodes_changed = self.nodes_changed.max(NodesChanged::Others);
+        self.nodes_dirty = true;
+        true
+    }
+
     /// What follows from it is derived once for any number of nodes.
     fn node_changed(&mut self, name: &Name) -> bool {
         let own = *name == self.rules.node_name;
@@ -200,6 +222,9 @@ impl Planner {
         let own_status = self.own_node().into_iter().flat_map(|n| n.addresses.iter().map(|(_, a)| *a));
         let own: BTreeSet<Address> = self.rules.own_addresses.iter().copied().chain(own_status).collect();
         let mut hosts: BTreeMap<Address, Name> = own.iter().map(|a| (*a, own_name.clone())).collect();
+        for address in self.pods.values().flat_map(|addresses| addresses.iter()) {
+            hosts.entry(*address).or_insert_with(|| own_name.clone());
+        }
         let mut others = Vec::new();
         for node in self.nodes.values().filter(|n| n.name != *own_name) {
             for (_, address) in &node.addresses {

@@ -63,6 +63,7 @@ impl Facts {
             Fact::SliceGone(name) => drop(self.slices.remove(&name)),
             Fact::Node(n) => drop(self.nodes.insert(n.name.clone(), n)),
             Fact::NodeGone { name, .. } => drop(self.nodes.remove(&name)),
+            Fact::Pod(_) | Fact::PodGone(_) => {}
         }
     }
 

@@ -1,0 +1,77 @@
+//! Pods of this node: who stands behind a cgroup, whose an address is, and who asks to be left alone.
+
+use super::name::{is_label, is_subdomain};
+use super::{Convert, Converted, Report, Unserved, address, entry};
+use beeline_model::Address;
+use beeline_model::fact::{self, Container, PodName};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+
+/// `"off"`: the pod's processes keep the addresses that they dial.
+pub(crate) const RESOLVE: &str = "beeline.dev/resolve";
+
+impl Convert {
+    pub fn pod(&mut self, object: &Pod) -> Converted<fact::Pod> {
+        let mut report = Report::new("Pod", &object.metadata);
+        let fact = self.stands_here(object, &mut report);
+        report.close(fact)
+    }
+
+    pub(crate) fn pod_name(&mut self, object: &Pod) -> Option<PodName> {
+        let (namespace, name) = (object.metadata.namespace.as_deref()?, object.metadata.name.as_deref()?);
+        let valid = is_label(namespace) && is_subdomain(name);
+        let cluster = self.cluster.clone();
+        valid.then(|| PodName { cluster, namespace: self.names.word(namespace), name: name.into() })
+    }
+
+    fn stands_here(&mut self, object: &Pod, report: &mut Report) -> Result<fact::Pod, Unserved> {
+        let node = object.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|node| !node.is_empty());
+        // Not scheduled yet, or a manifest of a folder: it stands nowhere.
+        node.ok_or(Unserved::Skipped)?;
+        let name = self.pod_name(object).ok_or_else(|| report.bad_name())?;
+        let node = report.keep("badNode", "spec.nodeName", self.node_name(node)).flatten();
+        let status = object.status.as_ref();
+        Ok(fact::Pod {
+            name,
+            uid: object.metadata.uid.as_deref().unwrap_or_default().into(),
+            node,
+            addresses: status.map_or_else(Vec::new, |status| addresses(status, report)).into(),
+            containers: status.into_iter().flat_map(|status| self.containers(status)).collect(),
+            untouched: is_untouched(object, report),
+        })
+    }
+
+    fn containers(&mut self, status: &PodStatus) -> Vec<Container> {
+        let all = [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+        let started = all.into_iter().flatten().flatten().filter_map(|status| Some((status, id_of(status)?)));
+        started.map(|(status, id)| Container { name: self.names.word(&status.name), id: id.into() }).collect()
+    }
+}
+
+/// `containerd://4f2a...`: what cgroups are named by stands behind the runtime's name.
+fn id_of(status: &ContainerStatus) -> Option<&str> {
+    let id = status.container_id.as_deref()?;
+    Some(id.split_once("://").map_or(id, |(_, id)| id)).filter(|id| !id.is_empty())
+}
+
+/// One that has ended has given its addresses back; another may have them by now.
+fn addresses(status: &PodStatus, report: &mut Report) -> Vec<Address> {
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return Vec::new();
+    }
+    let listed: Vec<&str> = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()).collect();
+    let all = if listed.is_empty() { status.pod_ip.as_deref().into_iter().collect() } else { listed };
+    let given = all.into_iter().filter(|text| !text.is_empty());
+    given.filter_map(|text| report.keep("badAddress", "status.podIPs", address::parse(text))).collect()
+}
+
+fn is_untouched(object: &Pod, report: &mut Report) -> bool {
+    match entry(&object.metadata.annotations, RESOLVE) {
+        None | Some("on") => false,
+        Some("off") => true,
+        Some(other) => {
+            let why = format!("annotation {RESOLVE}: {other:?} is neither \"on\" nor \"off\"; the pod is resolved for");
+            report.refuse("badAnnotation", why);
+            false
+        }
+    }
+}
