@@ -1,6 +1,8 @@
 //! The state and what is done with it: facts in, the kernel brought to them. Synchronous; the owner's thread calls it.
 
-use crate::settings::{Orphan, Settings};
+use crate::change::Changes;
+use crate::probe::{self, Probes};
+use crate::settings::{Origin, Orphan, Settings};
 use crate::status::{Counts, KernelStatus, LastChange, Source, Status};
 use beeline_cluster::Batch;
 use beeline_datapath::control::Control;
@@ -18,8 +20,8 @@ use beeline_model::row::OwnerId;
 use beeline_model::select::Candidate;
 use beeline_model::table::Tables;
 use beeline_model::{Family, Protocol, ServiceName};
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// A service whose write failed is tried again after this long, doubled each time up to the second.
@@ -46,6 +48,7 @@ pub struct State {
     kernel: Kernel,
     pub control: Control,
     pub count: Count,
+    probes: Arc<Probes>,
     reaper: Option<Reaper>,
     source: Source,
     /// Every file has been read whole at least once. Before that nobody knows whose the rows are that the plan does not
@@ -66,11 +69,11 @@ pub struct State {
     /// Rows that should be gone and are not yet.
     leftover: bool,
     pub self_test: String,
-    pub sync_duration: Histogram,
+    pub changes: Changes,
 }
 
 impl State {
-    pub fn open(settings: Settings) -> anyhow::Result<State> {
+    pub fn open(settings: Settings, probes: Arc<Probes>) -> anyhow::Result<State> {
         let program = Program::open(beeline_datapath::Config {
             pin_dir: settings.pin_dir.clone(),
             cgroup: settings.cgroup.clone(),
@@ -93,8 +96,11 @@ impl State {
         if let Err(error) = &reaper {
             tracing::warn!("stale UDP sockets cannot be found on this kernel: {error}");
         }
-        let source =
-            Source { kind: "folder", name: settings.manifests.display().to_string(), synced: false, error: None };
+        let (kind, name) = match &settings.origin {
+            Origin::Folder { path, .. } => ("folder", path.display().to_string()),
+            Origin::Server(server) => ("API server", server.access.to_string()),
+        };
+        let source = Source { kind, name, synced: false, error: None };
         Ok(State {
             planner: Planner::new(settings.rules.clone()),
             count: program.count()?,
@@ -105,6 +111,7 @@ impl State {
             kernel,
             control,
             source,
+            probes,
             source_whole: false,
             source_refusals: Vec::new(),
             table_refusals: BTreeMap::new(),
@@ -117,29 +124,39 @@ impl State {
             reap_tries: 0,
             leftover: false,
             self_test: "not run".into(),
-            sync_duration: Histogram::new(exponential_buckets(0.0001, 2.0, 20)),
+            changes: Changes::default(),
         })
     }
 
     /// Takes a batch of facts in. Nothing is programmed before the source has listed everything once.
     pub fn apply(&mut self, batch: Batch) -> anyhow::Result<()> {
-        let started = Instant::now();
+        let started = batch.heard.unwrap_or_else(Instant::now);
         let first = (batch.synced && !self.source.synced) || (batch.whole && !self.source_whole);
         self.note_refusals(&batch.refusals);
         self.source_refusals = batch.refusals;
         self.source.error = batch.error;
+        self.source.name = batch.server.unwrap_or_else(|| std::mem::take(&mut self.source.name));
         self.source.synced |= batch.synced;
         self.source_whole |= batch.whole;
         for fact in batch.facts {
+            self.changes.count(&fact);
             self.planner.apply(fact);
         }
         if !self.source.synced {
             return Ok(());
         }
-        if first { self.sync_all(started) } else { self.sync(started) }
+        if first {
+            return self.sync_all(started);
+        }
+        self.sync(started)?;
+        self.changes.reached(&batch.triggers);
+        Ok(())
     }
 
     fn note_refusals(&self, new: &[Refusal]) {
+        if self.source_refusals == new {
+            return;
+        }
         for refusal in new.iter().filter(|r| !self.source_refusals.contains(r)) {
             tracing::warn!(subject = refusal.subject, reason = refusal.reason, "{}", refusal.message);
         }
@@ -169,10 +186,12 @@ impl State {
             self.stale_udp = true;
             self.look_again = Some(Instant::now() + SECOND_LOOK);
         }
+        delta.services.iter().for_each(|(name, _)| self.probes.set(name, probe::wanted(&self.planner, name)));
+        self.probes.tell();
         self.note_outcome(&delta, &outcome);
         self.leftover = outcome.leftover > 0;
         let took = started.elapsed();
-        self.sync_duration.observe(took.as_secs_f64());
+        self.changes.programmed(took, full);
         if outcome.ops > 0 {
             self.last_change = Some(LastChange {
                 at: crate::health::timestamp(SystemTime::now()),
@@ -322,6 +341,12 @@ impl State {
         port.is_some_and(|port| of_port(port).iter().any(is_it))
     }
 
+    /// An API server knows our node, or it is none; a folder may do without.
+    pub fn is_node_eligible(&self) -> bool {
+        let unknown = matches!(self.settings.origin, Origin::Folder { .. });
+        self.planner.own_node().map_or(unknown, |node| node.eligible)
+    }
+
     pub fn is_synced(&self) -> bool {
         self.source.synced
     }
@@ -339,6 +364,7 @@ impl State {
         let mut all = self.source_refusals.clone();
         all.extend(self.planner.refusals());
         all.extend(self.table_refusals.values().cloned());
+        all.extend(self.probes.refusals());
         all
     }
 
