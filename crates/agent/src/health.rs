@@ -4,6 +4,12 @@ use serde::Serialize;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
+#[derive(Clone, Copy, Debug)]
+pub enum Page {
+    Healthz,
+    Livez,
+}
+
 /// Shared between the owner, which reports, and HTTP, which asks.
 #[derive(Debug)]
 pub struct Health {
@@ -18,6 +24,8 @@ struct Inner {
     updated: SystemTime,
     node_eligible: bool,
     synced: bool,
+    /// Answers so far, 200 and 503: of `/healthz`, then of `/livez`.
+    answers: [u64; 4],
 }
 
 #[derive(Debug, Serialize)]
@@ -48,7 +56,7 @@ struct FamilyStatus {
 impl Health {
     pub fn new(sync_period: Duration) -> Health {
         let now = SystemTime::now();
-        let inner = Inner { queued: None, updated: now, node_eligible: true, synced: false };
+        let inner = Inner { queued: None, updated: now, node_eligible: true, synced: false, answers: [0; 4] };
         Health { sync_period, inner: Mutex::new(inner) }
     }
 
@@ -74,12 +82,27 @@ impl Health {
         self.with(|i| i.node_eligible = eligible);
     }
 
+    /// Before the first sync nothing waits: an agent that cannot reach its source yet gains nothing by a restart.
     pub fn is_live(&self) -> bool {
-        self.with(|i| i.synced && i.queued.is_none_or(|q| q.elapsed().unwrap_or_default() <= self.sync_period * 2))
+        self.with(|i| i.queued.is_none_or(|q| q.elapsed().unwrap_or_default() <= self.sync_period * 2))
     }
 
     pub fn is_healthy(&self) -> bool {
-        self.is_live() && self.with(|i| i.node_eligible)
+        self.is_live() && self.with(|i| i.synced && i.node_eligible)
+    }
+
+    /// `/healthz` or `/livez` was asked.
+    pub fn answered(&self, page: Page, healthy: bool) {
+        self.with(|i| i.answers[page as usize * 2 + usize::from(!healthy)] += 1);
+    }
+
+    /// By metric: the page, and how often each code was its answer.
+    pub fn answers(&self) -> [(&'static str, &'static str, [(u16, u64); 2]); 2] {
+        let [well, unwell, live, dead] = self.with(|i| i.answers);
+        [
+            ("kubeproxy_proxy_healthz", "/healthz", [(200, well), (503, unwell)]),
+            ("kubeproxy_proxy_livez", "/livez", [(200, live), (503, dead)]),
+        ]
     }
 
     pub fn report(&self, healthy: bool) -> Report {

@@ -1,6 +1,6 @@
 //! `/metrics` and `/proxyMode` on loopback, `/healthz` and `/livez` on all addresses, as kube-proxy has them.
 
-use crate::health::Health;
+use crate::health::{Health, Page};
 use crate::owner::Message;
 use anyhow::Context;
 use axum::extract::State;
@@ -33,17 +33,18 @@ pub async fn serve_metrics(listener: TcpListener, owner: Sender<Message>) -> any
     axum::serve(listener, app).await.context("the metrics listener")
 }
 
-fn report(health: &Health, healthy: bool) -> Response {
+fn report(health: &Health, page: Page, healthy: bool) -> Response {
+    health.answered(page, healthy);
     let code = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, [(header::X_CONTENT_TYPE_OPTIONS, "nosniff")], Json(health.report(healthy))).into_response()
 }
 
 async fn healthz(State(health): State<Arc<Health>>) -> Response {
-    report(&health, health.is_healthy())
+    report(&health, Page::Healthz, health.is_healthy())
 }
 
 async fn livez(State(health): State<Arc<Health>>) -> Response {
-    report(&health, health.is_live())
+    report(&health, Page::Livez, health.is_live())
 }
 
 async fn metrics(State(owner): State<Arc<Sender<Message>>>) -> Response {

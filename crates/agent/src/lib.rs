@@ -1,7 +1,8 @@
 //! The agent: one thread owns the state (facts, plan, tables, maps) and brings the kernel to the facts; around it, small
-//! tasks feed it (folder, interfaces), ask it (CLI socket, HTTP) and read the event ring.
+//! tasks feed it (folder or API server, interfaces), ask it (CLI socket, HTTP) and read the event ring.
 #![forbid(unsafe_code)]
 
+mod change;
 pub mod explain;
 mod health;
 mod http;
@@ -9,6 +10,7 @@ pub mod identity;
 mod interface;
 mod metric;
 mod owner;
+mod probe;
 pub mod run;
 mod self_test;
 mod settings;
@@ -18,5 +20,5 @@ pub mod status;
 
 pub use run::run;
 pub use self_test::dial as self_test_dial;
-pub use settings::{Orphan, Settings};
+pub use settings::{Origin, Orphan, Settings};
 pub use socket::ask;

@@ -1,5 +1,6 @@
 //! Metrics, rendered when asked. kube-proxy's names where dashboards already read them, ours are `beeline_*`.
 
+use crate::health::Health;
 use crate::state::State;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -32,13 +33,19 @@ struct OneLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Code {
+    code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TrafficPolicy {
     traffic_policy: String,
 }
 
-pub fn render(state: &mut State) -> String {
+pub fn render(state: &mut State, health: &Health) -> String {
     let mut registry = Registry::default();
     register_kube_proxy(&mut registry, state);
+    register_health(&mut registry, health);
     register_tables(&mut registry, state);
     register_refusals(&mut registry, state);
     register_ports(&mut registry, state);
@@ -57,8 +64,7 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: i64) {
 }
 
 fn register_kube_proxy(registry: &mut Registry, state: &State) {
-    let help = "Time from a change to the kernel";
-    registry.register("kubeproxy_sync_proxy_rules_duration_seconds", help, state.sync_duration.clone());
+    state.changes.register(registry);
     let no_local: Family<TrafficPolicy, Gauge> = Family::default();
     let (internal, external) = no_local_services(state);
     for (policy, count) in [("internal", internal), ("external", external)] {
@@ -66,6 +72,16 @@ fn register_kube_proxy(registry: &mut Registry, state: &State) {
     }
     let help = "Services with a Local policy and no local endpoint";
     registry.register("kubeproxy_sync_proxy_rules_no_local_endpoints_total", help, no_local);
+}
+
+fn register_health(registry: &mut Registry, health: &Health) {
+    for (name, page, counts) in health.answers() {
+        let family: Family<Code, Counter> = Family::default();
+        for (code, count) in counts {
+            family.get_or_create(&Code { code: code.to_string() }).inc_by(count);
+        }
+        registry.register(name, format!("Answers of {page}"), family);
+    }
 }
 
 /// Services whose Local policy leaves them without an endpoint here, though others exist.

@@ -10,7 +10,7 @@ use beeline_model::PortName;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 pub enum Message {
     Facts(Batch),
@@ -24,7 +24,12 @@ const TICK: Duration = Duration::from_millis(200);
 /// Interfaces are looked at this often.
 const LOOK: Duration = Duration::from_secs(5);
 
-pub fn own(mut state: State, inbox: &Receiver<Message>, health: &Arc<Health>) -> anyhow::Result<()> {
+pub fn own(
+    mut state: State,
+    inbox: &Receiver<Message>,
+    health: &Arc<Health>,
+    programmed: &watch::Sender<bool>,
+) -> anyhow::Result<()> {
     let (mut next_tick, mut next_look) = (Instant::now() + TICK, Instant::now());
     let mut next_check = Instant::now() + state.settings.sync_period;
     loop {
@@ -50,9 +55,10 @@ pub fn own(mut state: State, inbox: &Receiver<Message>, health: &Arc<Health>) ->
             state.check()?;
             next_check = now + state.settings.sync_period;
         }
-        health.set_node_eligible(state.planner.own_node().is_none_or(|n| n.eligible));
+        health.set_node_eligible(state.is_node_eligible());
         if state.is_synced() {
             health.programmed(!state.has_pending());
+            programmed.send_if_modified(|is| !std::mem::replace(is, true));
         }
     }
 }
@@ -60,7 +66,6 @@ pub fn own(mut state: State, inbox: &Receiver<Message>, health: &Arc<Health>) ->
 fn serve(state: &mut State, message: Message, health: &Health) -> anyhow::Result<()> {
     match message {
         Message::Facts(batch) => {
-            health.queued();
             let was_live = state.program.is_live();
             state.apply(batch)?;
             if (!was_live || state.self_test == "not run") && state.program.is_live() {
@@ -69,7 +74,7 @@ fn serve(state: &mut State, message: Message, health: &Health) -> anyhow::Result
         }
         // An asker that has gone does not matter.
         Message::Ask(request, reply) => drop(reply.send(answer(state, &request))),
-        Message::Metrics(reply) => drop(reply.send(metric::render(state))),
+        Message::Metrics(reply) => drop(reply.send(metric::render(state, health))),
         Message::Stop => {}
     }
     Ok(())

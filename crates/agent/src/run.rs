@@ -1,12 +1,14 @@
 //! Starts everything and waits: one JoinSet, the first task to end ends the process with its reason.
 
 use crate::health::Health;
+use crate::identity::{Identities, Who};
 use crate::owner::{Message, own};
-use crate::settings::Settings;
+use crate::probe::{self, Probes};
+use crate::settings::{Origin, Settings};
 use crate::state::State;
 use crate::{http, interface, socket};
 use anyhow::Context;
-use beeline_cluster::{Claim, Folder};
+use beeline_cluster::Folder;
 use beeline_datapath::event::Events;
 use beeline_model::event::Event;
 use beeline_model::name::LOCAL_CLUSTER;
@@ -14,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinSet;
 
 pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
@@ -24,9 +26,9 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     let health = Arc::new(Health::new(settings.sync_period));
     let metrics = bind(settings.metrics, "--metrics-address").await?;
     let healthz = bind(settings.health, "--health-address").await?;
-    let claim = Claim { proxy_name: settings.service_proxy_name.clone() };
-    let folder = Folder::new(&settings.manifests, LOCAL_CLUSTER, claim);
-    let state = State::open(settings.clone())?;
+    let probes = Arc::new(Probes::default());
+    let identities = Arc::new(Identities::new(&settings.cgroup));
+    let state = State::open(settings.clone(), probes.clone(), identities.clone())?;
     let listener = socket::bind(&settings.socket)?;
     let events = state.program.events()?;
     tracing::info!(
@@ -39,11 +41,15 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     let (owner, inbox) = std::sync::mpsc::channel();
     let (event_lines, _) = broadcast::channel(4096);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
+    let (programmed, is_programmed) = watch::channel(false);
     let shared = health.clone();
-    tasks.spawn_blocking(move || own(state, &inbox, &shared).context("the agent's state"));
+    tasks.spawn_blocking(move || own(state, &inbox, &shared, &programmed).context("the agent's state"));
     let lines = event_lines.clone();
-    tasks.spawn_blocking(move || pump(&events, &lines));
-    tasks.spawn(follow(folder, owner.clone()));
+    tasks.spawn_blocking(move || pump(&events, &lines, &identities));
+    tasks.spawn(follow(settings.origin.clone(), owner.clone(), is_programmed, health.clone()));
+    if settings.probes {
+        tasks.spawn(probe::serve(probes, health.clone()));
+    }
     tasks.spawn(socket::serve(listener, owner.clone(), event_lines));
     if let Some(listener) = metrics {
         tasks.spawn(http::serve_metrics(listener, owner.clone()));
@@ -77,28 +83,58 @@ async fn stop_signal() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn follow(folder: Folder, owner: Sender<Message>) -> anyhow::Result<()> {
+async fn follow(
+    origin: Origin,
+    owner: Sender<Message>,
+    programmed: watch::Receiver<bool>,
+    health: Arc<Health>,
+) -> anyhow::Result<()> {
     let (tx, mut rx) = mpsc::channel(16);
-    let watching = tokio::spawn(folder.watch(tx));
-    while let Some(batch) = rx.recv().await {
-        owner.send(Message::Facts(batch)).context("the agent is stopping")?;
+    let forward = async {
+        while let Some(batch) = rx.recv().await {
+            // From here on somebody waits: an owner that hangs is found by it.
+            health.queued();
+            owner.send(Message::Facts(batch)).context("the agent is stopping")?;
+        }
+        anyhow::Ok(())
+    };
+    match origin {
+        Origin::Folder { path, claim } => {
+            let watching = Folder::new(path, LOCAL_CLUSTER, claim).watch(tx);
+            let ((), forwarded) = tokio::join!(watching, forward);
+            forwarded?;
+        }
+        Origin::Server(server) => {
+            let (watched, forwarded) = tokio::join!(server.watch(tx, programmed), forward);
+            watched?;
+            forwarded?;
+        }
     }
-    watching.await.context("the folder watcher panicked")?;
-    anyhow::bail!("the folder watcher ended")
+    anyhow::bail!("the source of the objects ended")
 }
 
 /// Reads the event ring; whoever monitors gets a line each.
-fn pump(events: &Events, lines: &broadcast::Sender<String>) -> anyhow::Result<()> {
+fn pump(events: &Events, lines: &broadcast::Sender<String>, identities: &Identities) -> anyhow::Result<()> {
     while !STOPPING.load(std::sync::atomic::Ordering::Relaxed) {
         for event in events.poll(Duration::from_millis(200)) {
             if lines.receiver_count() > 0 {
-                let _ = lines.send(line(&event));
+                let _ = lines.send(line(event, identities));
             }
         }
     }
     Ok(())
 }
 
-fn line(event: &Event) -> String {
-    serde_json::to_string(event).unwrap_or_default()
+/// An event and who it was.
+#[derive(serde::Serialize)]
+struct Told {
+    #[serde(flatten)]
+    event: Event,
+    #[serde(flatten)]
+    who: Option<Who>,
+}
+
+fn line(event: Event, identities: &Identities) -> String {
+    let who = identities.who(event.cgroup);
+    serde_json::to_string(&Told { event, who }).unwrap_or_default()
 }

@@ -1,5 +1,6 @@
 //! What the agent was told, checked: options and configuration file have become this.
 
+use beeline_cluster::{Claim, Server};
 use beeline_datapath::control::EventLevel;
 use beeline_model::row::Sizes;
 use beeline_model::rules::Rules;
@@ -15,10 +16,16 @@ pub enum Orphan {
     Passthrough(Duration),
 }
 
+/// Where the facts come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    Folder { path: PathBuf, claim: Claim },
+    Server(Box<Server>),
+}
+
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub manifests: PathBuf,
-    pub service_proxy_name: Option<String>,
+    pub origin: Origin,
     pub rules: Rules,
     pub cgroup: PathBuf,
     pub pin_dir: PathBuf,
@@ -30,6 +37,8 @@ pub struct Settings {
     /// `None`: no such listener.
     pub metrics: Option<SocketAddr>,
     pub health: Option<SocketAddr>,
+    /// Answer load balancers at the services' healthCheckNodePorts.
+    pub probes: bool,
     pub sync_period: Duration,
     /// Processes below these cgroups keep the address that they dialled.
     pub untouched: Vec<PathBuf>,

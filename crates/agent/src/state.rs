@@ -1,7 +1,11 @@
 //! The state and what is done with it: facts in, the kernel brought to them. Synchronous; the owner's thread calls it.
 
-use crate::settings::{Orphan, Settings};
+use crate::change::Changes;
+use crate::identity::Identities;
+use crate::probe::{self, Probes};
+use crate::settings::{Origin, Orphan, Settings};
 use crate::status::{Counts, KernelStatus, LastChange, Source, Status};
+use anyhow::Context;
 use beeline_cluster::Batch;
 use beeline_datapath::control::Control;
 use beeline_datapath::count::Count;
@@ -18,8 +22,9 @@ use beeline_model::row::{BackendId, OwnerId};
 use beeline_model::select::Candidate;
 use beeline_model::table::Tables;
 use beeline_model::{Family, Protocol, ServiceName};
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// A service whose write failed is tried again after this long, doubled each time up to the second.
@@ -46,6 +51,10 @@ pub struct State {
     kernel: Kernel,
     pub control: Control,
     pub count: Count,
+    probes: Arc<Probes>,
+    identities: Arc<Identities>,
+    /// Pods that ask to be left alone may have come, gone, or got their cgroup.
+    untouched_open: bool,
     reaper: Option<Reaper>,
     source: Source,
     /// Every file has been read whole at least once. Before that nobody knows whose the rows are that the plan does not
@@ -67,11 +76,11 @@ pub struct State {
     /// Rows that should be gone and are not yet.
     leftover: bool,
     pub self_test: String,
-    pub sync_duration: Histogram,
+    pub changes: Changes,
 }
 
 impl State {
-    pub fn open(settings: Settings) -> anyhow::Result<State> {
+    pub fn open(settings: Settings, probes: Arc<Probes>, identities: Arc<Identities>) -> anyhow::Result<State> {
         let program = Program::open(beeline_datapath::Config {
             pin_dir: settings.pin_dir.clone(),
             cgroup: settings.cgroup.clone(),
@@ -89,13 +98,17 @@ impl State {
             Orphan::Keep => None,
             Orphan::Passthrough(after) => Some(after),
         });
-        control.set_untouched(&settings.untouched.iter().map(AsRef::as_ref).collect::<Vec<_>>())?;
+        let untouched: Vec<&Path> = settings.untouched.iter().map(AsRef::as_ref).collect();
+        control.set_untouched(&untouched).context("--untouched-cgroup")?;
         let reaper = Reaper::new(program.maps(), &settings.sizes, shards(), program.knobs()?);
         if let Err(error) = &reaper {
             tracing::warn!("stale UDP sockets cannot be found on this kernel: {error}");
         }
-        let source =
-            Source { kind: "folder", name: settings.manifests.display().to_string(), synced: false, error: None };
+        let (kind, name) = match &settings.origin {
+            Origin::Folder { path, .. } => ("folder", path.display().to_string()),
+            Origin::Server(server) => ("API server", server.access.to_string()),
+        };
+        let source = Source { kind, name, synced: false, error: None };
         Ok(State {
             planner: Planner::new(settings.rules.clone()),
             count: program.count()?,
@@ -106,6 +119,9 @@ impl State {
             kernel,
             control,
             source,
+            probes,
+            identities,
+            untouched_open: false,
             source_whole: false,
             source_refusals: Vec::new(),
             table_refusals: BTreeMap::new(),
@@ -119,29 +135,40 @@ impl State {
             reap_tries: 0,
             leftover: false,
             self_test: "not run".into(),
-            sync_duration: Histogram::new(exponential_buckets(0.0001, 2.0, 20)),
+            changes: Changes::default(),
         })
     }
 
     /// Takes a batch of facts in. Nothing is programmed before the source has listed everything once.
     pub fn apply(&mut self, batch: Batch) -> anyhow::Result<()> {
-        let started = Instant::now();
+        let started = batch.heard.unwrap_or_else(Instant::now);
         let first = (batch.synced && !self.source.synced) || (batch.whole && !self.source_whole);
         self.note_refusals(&batch.refusals);
         self.source_refusals = batch.refusals;
         self.source.error = batch.error;
+        self.source.name = batch.server.unwrap_or_else(|| std::mem::take(&mut self.source.name));
         self.source.synced |= batch.synced;
         self.source_whole |= batch.whole;
         for fact in batch.facts {
+            self.changes.count(&fact);
+            self.untouched_open |= self.identities.apply(&fact);
             self.planner.apply(fact);
         }
         if !self.source.synced {
             return Ok(());
         }
-        if first { self.sync_all(started) } else { self.sync(started) }
+        if first {
+            return self.sync_all(started);
+        }
+        self.sync(started)?;
+        self.changes.reached(&batch.triggers);
+        Ok(())
     }
 
     fn note_refusals(&self, new: &[Refusal]) {
+        if self.source_refusals == new {
+            return;
+        }
         for refusal in new.iter().filter(|r| !self.source_refusals.contains(r)) {
             tracing::warn!(subject = refusal.subject, reason = refusal.reason, "{}", refusal.message);
         }
@@ -173,10 +200,12 @@ impl State {
             self.stale_udp = true;
             self.look_again = Some(Instant::now() + SECOND_LOOK);
         }
+        delta.services.iter().for_each(|(name, _)| self.probes.set(name, probe::wanted(&self.planner, name)));
+        self.probes.tell();
         self.note_outcome(&delta, &outcome);
         self.leftover = outcome.leftover > 0;
         let took = started.elapsed();
-        self.sync_duration.observe(took.as_secs_f64());
+        self.changes.programmed(took, full);
         if outcome.ops > 0 {
             self.last_change = Some(LastChange {
                 at: crate::health::timestamp(SystemTime::now()),
@@ -257,9 +286,22 @@ impl State {
         self.control.set_host_addresses(address(Family::V4), address(Family::V6));
     }
 
+    /// Whoever asks by annotation is left alone as soon as it has a cgroup, which comes before its first process.
+    fn leave_alone(&mut self) {
+        let (pods, complete) = self.identities.untouched();
+        let all: Vec<&Path> = self.settings.untouched.iter().chain(&pods).map(AsRef::as_ref).collect();
+        match self.control.set_untouched(&all) {
+            Ok(()) => self.untouched_open = !complete,
+            Err(error) => tracing::debug!("pods that ask to be left alone: {error}; tried again"),
+        }
+    }
+
     /// Once in a while: a sign of life, released ids, what failed before, sockets left behind.
     pub fn tick(&mut self) -> anyhow::Result<()> {
         self.control.beat();
+        if self.untouched_open {
+            self.leave_alone();
+        }
         self.tables.recycle(&mut self.kernel)?;
         let now = Instant::now();
         let due: Vec<ServiceName> =
@@ -369,6 +411,12 @@ impl State {
         port.is_some_and(|port| of_port(port).iter().any(is_it))
     }
 
+    /// An API server knows our node, or it is none; a folder may do without.
+    pub fn is_node_eligible(&self) -> bool {
+        let unknown = matches!(self.settings.origin, Origin::Folder { .. });
+        self.planner.own_node().map_or(unknown, |node| node.eligible)
+    }
+
     pub fn is_synced(&self) -> bool {
         self.source.synced
     }
@@ -388,6 +436,7 @@ impl State {
         all.extend(self.planner.refusals());
         all.extend(self.table_refusals.values().cloned());
         all.extend(self.nodes_retry.iter().map(|(refusal, _)| refusal.clone()));
+        all.extend(self.probes.refusals());
         all
     }
 

@@ -22,7 +22,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Resolve services on this host: follow a folder of manifests and keep the kernel in step
+    /// Resolve services on this host: follow an API server or a folder of manifests and keep the kernel in step
     #[command(
         after_help = "Example:\n  beeline agent --manifests ./examples/manifests --node-name node-1 --cgroup /sys/fs/cgroup/unified/demo\n\n\
                             Every option can stand in a file: beeline agent --config beeline.yaml (the option's name without the dashes)."

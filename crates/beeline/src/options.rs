@@ -1,10 +1,12 @@
 //! The agent's options, from the command line and a file (the file has the same names), and what they mean together.
 
 use anyhow::{Context, anyhow, bail};
-use beeline_agent::{Orphan, Settings};
+use beeline_agent::{Origin, Orphan, Settings};
+use beeline_cluster::{Access, Claim, Nodes, Server};
 use beeline_datapath::cgroup;
 use beeline_model::Address;
 use beeline_model::address::parse_ip;
+use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::row::Sizes;
 use beeline_model::rules::{EmptyLocal, ExternalIps, LocalPolicy, NodePortAddress, Rules};
 use clap::Args as ClapArgs;
@@ -29,6 +31,21 @@ pub struct Options {
     /// Folder of manifests: Service, EndpointSlice, Endpoints, Node
     #[arg(long, value_name = "DIR")]
     pub manifests: Option<PathBuf>,
+    /// Follow the API server of this kubeconfig
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The kubeconfig's context [default: its current one]
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Follow this API server with the pod's own account (may be repeated: tried in turn)
+    #[arg(long, value_name = "URL")]
+    pub api_server: Vec<String>,
+    /// Which Node objects are read: own, or watch for all of them [default: own]
+    #[arg(long, value_name = "own|watch")]
+    pub nodes: Option<String>,
+    /// Take the taint beeline.dev/not-ready from this node once everything is programmed
+    #[arg(long)]
+    pub clear_startup_taint: bool,
     /// The name of this node
     #[arg(long, value_name = "NAME", env = "BEELINE_NODE_NAME")]
     pub node_name: Option<String>,
@@ -123,6 +140,11 @@ impl Options {
         Options {
             config: self.config,
             manifests: self.manifests.or(file.manifests),
+            kubeconfig: self.kubeconfig.or(file.kubeconfig),
+            context: self.context.or(file.context),
+            api_server: if self.api_server.is_empty() { file.api_server } else { self.api_server },
+            nodes: self.nodes.or(file.nodes),
+            clear_startup_taint: self.clear_startup_taint || file.clear_startup_taint,
             node_name: self.node_name.or(file.node_name),
             cgroup: self.cgroup.or(file.cgroup),
             pin_dir: self.pin_dir.or(file.pin_dir),
@@ -152,6 +174,46 @@ impl Options {
 
     pub fn manifests(&self) -> anyhow::Result<&Path> {
         self.manifests.as_deref().ok_or_else(|| anyhow!("--manifests DIR is needed: the folder to read objects from"))
+    }
+
+    /// Where the objects come from: a folder, the API server of a kubeconfig, or one reached with the pod's own account.
+    fn origin(&self) -> anyhow::Result<Origin> {
+        let claim = Claim { proxy_name: self.service_proxy_name.clone() };
+        let given = [self.manifests.is_some(), self.kubeconfig.is_some(), !self.api_server.is_empty()];
+        if given.into_iter().filter(|is| *is).count() > 1 {
+            bail!("--manifests, --kubeconfig and --api-server are three sources: give one of them");
+        }
+        if let Some(path) = self.manifests.clone() {
+            if self.clear_startup_taint || self.nodes.is_some() {
+                bail!("--nodes and --clear-startup-taint need an API server, not --manifests");
+            }
+            return Ok(Origin::Folder { path, claim });
+        }
+        let nodes = choice("--nodes", self.nodes.as_deref(), &[("own", Nodes::Own), ("watch", Nodes::Watch)])?;
+        Ok(Origin::Server(Box::new(Server {
+            access: self.access()?,
+            cluster: LOCAL_CLUSTER.into(),
+            node: self.node_name.clone().unwrap_or_default(),
+            nodes,
+            claim,
+            clear_taint: self.clear_startup_taint,
+            patience: beeline_cluster::PATIENCE,
+        })))
+    }
+
+    fn access(&self) -> anyhow::Result<Access> {
+        if let Some(path) = self.kubeconfig.clone() {
+            return Ok(Access::Kubeconfig { path, context: self.context.clone() });
+        }
+        if self.context.is_some() {
+            bail!("--context needs --kubeconfig");
+        }
+        if self.api_server.is_empty() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() {
+            bail!(
+                "where are the objects? Give --manifests DIR or --kubeconfig FILE, or run in a pod (with --api-server URL, so that we do not need the service address that we provide)"
+            );
+        }
+        Ok(Access::in_cluster(&self.api_server)?)
     }
 
     pub fn rules(&self) -> anyhow::Result<Rules> {
@@ -210,9 +272,8 @@ impl Options {
         };
         let default_root = || cgroup::root().context("--cgroup was not given");
         Ok(Settings {
-            manifests: self.manifests()?.to_owned(),
-            service_proxy_name: self.service_proxy_name.clone(),
             rules: self.rules()?,
+            origin: self.origin()?,
             cgroup: self.cgroup.clone().map_or_else(default_root, Ok)?,
             pin_dir: self.pin_dir.clone().unwrap_or_else(|| PIN_DIR.into()),
             socket: self.socket.clone().unwrap_or_else(|| SOCKET.into()),
@@ -221,6 +282,7 @@ impl Options {
             orphan: orphan(self.orphan.as_deref().unwrap_or("keep"))?,
             metrics: address("--metrics-address", self.metrics_address.as_deref().unwrap_or(metrics))?,
             health: address("--health-address", self.health_address.as_deref().unwrap_or(health))?,
+            probes: !self.beside_kube_proxy,
             sync_period: duration("--sync-period", self.sync_period.as_deref().unwrap_or("30s"))?,
             untouched: self.untouched_cgroup.clone(),
             fixed_addresses: self.node_addresses.is_some(),

@@ -17,11 +17,12 @@ use beeline_model::fact::Refusal;
 use beeline_model::{Name, ServiceName};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use name::Names;
+pub(crate) use pod::RESOLVE;
 pub(crate) use service::AFFINITY_SECONDS;
 use std::collections::BTreeMap;
 
-const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-const HEADLESS: &str = "service.kubernetes.io/headless";
+pub(crate) const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// Which Services are ours.

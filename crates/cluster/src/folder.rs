@@ -9,21 +9,28 @@ use crate::watch;
 use beeline_model::fact::{Fact, Refusal};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::{Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
 
 /// What differs from the batch before, and how the source is now.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// What is new or other first, what is gone last.
     pub facts: Vec<Fact>,
     /// All that is refused now, not only what is new.
     pub refusals: Vec<Refusal>,
-    /// The folder has been read as a whole at least once.
+    /// The source has been read as a whole at least once.
     pub synced: bool,
-    /// Every file could be read from beginning to end.
+    /// Nothing of it was unreadable.
     pub whole: bool,
-    /// The folder cannot be read; what it gave before holds.
+    /// The source cannot be read; what it gave before holds.
     pub error: Option<String>,
+    /// When the first of these facts came in; `None`: now.
+    pub heard: Option<Instant>,
+    /// When the changes behind these facts happened, by their slices' own word.
+    pub triggers: Vec<SystemTime>,
+    /// The API server that is asked now.
+    pub server: Option<String>,
 }
 
 pub struct Folder {

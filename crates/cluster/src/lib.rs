@@ -1,7 +1,9 @@
-//! Kubernetes, turned into facts: `convert` says what an object means, a folder of manifests is one source of objects.
+//! Kubernetes, turned into facts: `convert` says what an object means; an API server and a folder of manifests are the two
+//! sources of objects.
 //! Nothing of Kubernetes' own types goes further than this crate.
 #![forbid(unsafe_code)]
 
+mod api;
 mod check;
 mod convert;
 mod default;
@@ -18,6 +20,7 @@ mod snapshot;
 mod tree;
 mod watch;
 
+pub use api::{Access, AccessError, Nodes, PATIENCE, STARTUP_TAINT, Server};
 pub use check::check;
 pub use convert::{Claim, Convert, Converted, Unserved};
 pub use files::FolderError;

@@ -36,13 +36,22 @@ pub fn is_cgroup2(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|s| s.f_type == CGROUP2_SUPER_MAGIC)
 }
 
-/// How many levels below the root it is.
+/// The id of the root itself, whatever part of the hierarchy a mount shows.
+const ROOT: u64 = 1;
+
+/// How many levels below the root it is, as programs count.
 pub fn level(path: &Path) -> Result<u32> {
     let mount = mounts().into_iter().find(|m| path.starts_with(m));
-    let below = mount.as_ref().and_then(|m| path.strip_prefix(m).ok());
-    below
-        .map(|p| p.components().count() as u32)
-        .ok_or_else(|| Error::Said(format!("{} is below no cgroup2 mount", path.display())))
+    let mount = mount.ok_or_else(|| Error::Said(format!("{} is below no cgroup2 mount", path.display())))?;
+    if id(&mount)? != ROOT {
+        return Err(Error::Said(format!(
+            "{} shows only a part of the cgroup2 hierarchy (a private cgroup namespace?), so how deep {} is cannot be \
+             told: mount the host's cgroup2 and name the path below it",
+            mount.display(),
+            path.display()
+        )));
+    }
+    Ok(path.strip_prefix(&mount).map_or(0, |below| below.components().count() as u32))
 }
 
 /// The cgroup2 path of a process.

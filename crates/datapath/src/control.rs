@@ -2,7 +2,7 @@
 
 use crate::mapped::{Mapped, bytes_of, from_bytes};
 use crate::object::MapSet;
-use crate::{Context, Result, abi, cgroup, wire};
+use crate::{Context, Error, Result, abi, cgroup, wire};
 use beeline_model::Address;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use serde::Serialize;
@@ -11,6 +11,9 @@ use std::mem::offset_of;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
+
+/// So many levels of cgroups above a process are looked at.
+const LEVELS: u32 = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum EventLevel {
@@ -132,7 +135,15 @@ impl Control {
         let mut levels = 0u64;
         let mut wanted = Vec::new();
         for path in cgroups {
-            levels |= 1 << cgroup::level(path)?.min(63);
+            let level = cgroup::level(path)?;
+            if level >= LEVELS {
+                return Err(Error::Said(format!(
+                    "{} is {level} levels deep: at most {} can be told",
+                    path.display(),
+                    LEVELS - 1
+                )));
+            }
+            levels |= 1 << level;
             wanted.push(cgroup::id(path)?);
         }
         let rule = abi::cgroup_rule { flags: abi::cgroup_flag::CGROUP_UNTOUCHED.0, view: 0 };

@@ -119,11 +119,19 @@ fn readable(event: &Value) -> String {
         Value::Array(pair) if pair.len() == 2 => format!("{} {}", pair[0].as_str().unwrap_or("-"), pair[1]),
         _ => word("reason"),
     };
-    let (pid, process, cgroup) = (&event["pid"], word("process"), &event["cgroup"]);
+    let (pid, process) = (&event["pid"], word("process"));
+    let place = match event["pod"].as_str() {
+        Some(pod) => format!(
+            "{}/{pod}{}",
+            word("namespace"),
+            event["container"].as_str().map_or(String::new(), |c| format!("/{c}"))
+        ),
+        None => format!("cgroup {}", event["cgroup"]),
+    };
     let dialled = format!("{} {}/{}", word("dialled"), event["dialledPort"], word("protocol"));
     let kept = if event["affinity"].as_bool() == Some(true) { " (affinity)" } else { "" };
     format!(
-        "{time} {process}[{pid}] cgroup {cgroup}: {dialled} {} {} -> {} {chosen}{kept}",
+        "{time} {process}[{pid}] {place}: {dialled} {} {} -> {} {chosen}{kept}",
         word("kind"),
         word("service"),
         word("action")

@@ -61,6 +61,15 @@ fn text(status: &Value) -> String {
         if status.pointer("/source/error").is_some_and(|e| !e.is_null()) {
             lines.push(("source error", s("/source/error")));
         }
+        if status.pointer("/source/synced") == Some(&Value::Bool(false)) {
+            let left = match s("/kernel/start").as_str() {
+                "fresh" => "nothing is served before everything has been listed once",
+                _ => {
+                    "the kernel serves what an earlier agent left, and nothing is changed before everything has been listed once"
+                }
+            };
+            lines.push(("waiting", left.into()));
+        }
         lines.push((
             "hooks",
             format!(

@@ -14,6 +14,14 @@ impl Convert {
         report.close(fact)
     }
 
+    /// The same where a slice of no Service is nothing to speak of: in a cluster they belong to others.
+    pub(crate) fn owned_slice(&mut self, object: &EndpointSlice) -> Converted<fact::Slice> {
+        match label(&object.metadata, SERVICE_NAME) {
+            None | Some("") => Converted { fact: Err(Unserved::Skipped), refusals: Vec::new() },
+            Some(_) => self.slice(object),
+        }
+    }
+
     fn cut(&mut self, object: &EndpointSlice, report: &mut Report) -> Result<fact::Slice, Unserved> {
         if label(&object.metadata, HEADLESS).is_some() || object.address_type == "FQDN" {
             return Err(Unserved::Skipped);

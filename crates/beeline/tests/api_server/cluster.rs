@@ -1,0 +1,241 @@
+//! etcd and kube-apiserver in a namespace of their own, and the objects that tests put into them.
+
+use crate::listener::Listener;
+use beeline_cluster::{Access, Claim, Nodes, Server};
+use beeline_lab::{Lab, Running};
+use kube::Client;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A busy machine is no failure.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const TOKEN: &str = "first-token";
+const ETCD: &str = "http://127.0.0.1:2379";
+pub const API: &str = "https://127.0.0.1:6443";
+
+fn program(name: &str) -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/beeline");
+    let cache = std::env::var_os("BEELINE_CACHE").map_or_else(home, PathBuf::from);
+    let kit = std::env::var_os("BEELINE_KIT_BIN").map_or_else(|| cache.join("kit/bin"), PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = std::iter::once(kit.clone()).chain(std::env::split_paths(&path));
+    let found = places.find(|dir| dir.join(name).is_file()).map(|dir| dir.join(name));
+    found.unwrap_or_else(|| {
+        panic!(
+            "no {name} in {} nor on the path: these tests need the kit; set BEELINE_KIT_BIN if it lies elsewhere",
+            kit.display()
+        )
+    })
+}
+
+/// Two API servers side by side would only slow each other down.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Fields are dropped in this order.
+pub struct Cluster<'a> {
+    api: Option<Running>,
+    etcd: Running,
+    pub dir: TempDir,
+    pub lab: &'a Lab,
+}
+
+/// Runs the test inside the node's namespace, with a cluster there.
+pub fn with_cluster(test: impl AsyncFnOnce(&mut Cluster<'_>) + Send) {
+    let _one = alone();
+    let lab = Lab::new(2).unwrap();
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut cluster = Cluster::start(&lab).await;
+            test(&mut cluster).await;
+        });
+    };
+    lab.node().namespace.run_in(run).unwrap();
+}
+
+impl<'a> Cluster<'a> {
+    async fn start(lab: &'a Lab) -> Cluster<'a> {
+        let dir = tempfile::tempdir().unwrap();
+        let data = format!("--data-dir={}", dir.path().join("etcd").display());
+        let own = ["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD, "--unsafe-no-fsync"];
+        let etcd = lab.node().program(program("etcd")).unwrap().args([data.as_str()]).args(own).spawn().unwrap();
+        let mut cluster = Cluster { api: None, etcd, dir, lab };
+        cluster.make_keys();
+        cluster.set_tokens(&[TOKEN]);
+        cluster.start_api().await;
+        cluster.write_account(TOKEN);
+        cluster
+    }
+
+    fn make_keys(&self) {
+        let key = self.path("account.key");
+        let made = std::process::Command::new("openssl").args(["genrsa", "-out", &key, "2048"]).output();
+        let made = made.expect("openssl makes the key of the service accounts: install openssl");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    /// Which tokens the next API server knows.
+    pub fn set_tokens(&self, tokens: &[&str]) {
+        let lines: String = tokens.iter().map(|token| format!("{token},tester,1,\"system:masters\"\n")).collect();
+        std::fs::write(self.path("tokens"), lines).unwrap();
+    }
+
+    pub async fn start_api(&mut self) {
+        let args = [
+            format!("--etcd-servers={ETCD}"),
+            "--bind-address=127.0.0.1".into(),
+            "--advertise-address=172.31.0.11".into(),
+            "--secure-port=6443".into(),
+            format!("--cert-dir={}", self.path("pki")),
+            format!("--token-auth-file={}", self.path("tokens")),
+            format!("--service-account-key-file={}", self.path("account.key")),
+            format!("--service-account-signing-key-file={}", self.path("account.key")),
+            "--service-account-issuer=https://kubernetes.default.svc".into(),
+            "--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112".into(),
+            "--authorization-mode=RBAC".into(),
+            "--disable-admission-plugins=ServiceAccount".into(),
+        ];
+        let program = self.lab.node().program(program("kube-apiserver")).unwrap().args(args);
+        self.api = Some(program.spawn().unwrap());
+        let start = Instant::now();
+        while !self.is_ready().await {
+            let log = || self.api.as_ref().map(Running::stderr).unwrap_or_default();
+            assert!(start.elapsed() < PATIENCE, "the API server does not get ready: {}\n{}", log(), self.etcd.stderr());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn is_ready(&self) -> bool {
+        if !Path::new(&self.path("pki/apiserver.crt")).exists() {
+            return false;
+        }
+        let token = std::fs::read_to_string(self.path("tokens")).unwrap();
+        let client = self.client_with(token.split(',').next().unwrap()).await;
+        let request = http::Request::get("/readyz").body(Vec::new()).unwrap();
+        client.request_text(request).await.is_ok()
+    }
+
+    /// Kills it, as a crash would.
+    pub fn stop_api(&mut self) {
+        self.api = None;
+    }
+
+    /// What the pod of an agent would find mounted.
+    pub fn write_account(&self, token: &str) -> PathBuf {
+        let account = self.dir.path().join("account");
+        std::fs::create_dir_all(&account).unwrap();
+        std::fs::copy(self.path("pki/apiserver.crt"), account.join("ca.crt")).unwrap();
+        std::fs::write(account.join("token.new"), token).unwrap();
+        std::fs::rename(account.join("token.new"), account.join("token")).unwrap();
+        account
+    }
+
+    pub fn access(&self, servers: &[&str]) -> Access {
+        let servers = servers.iter().map(|url| url.parse().unwrap()).collect();
+        Access::InCluster { servers, account: self.dir.path().join("account") }
+    }
+
+    pub fn server(&self) -> Server {
+        Server {
+            access: self.access(&[API]),
+            cluster: "local".into(),
+            node: "node-1".into(),
+            nodes: Nodes::Own,
+            claim: Claim::default(),
+            clear_taint: false,
+            patience: beeline_cluster::PATIENCE,
+        }
+    }
+
+    pub fn listen(&self) -> Listener {
+        Listener::to(self.server())
+    }
+
+    // ---- as an administrator ----
+
+    async fn client_with(&self, token: &str) -> Client {
+        let mut config = kube::Config::new(API.parse().unwrap());
+        config.root_cert_file = Some(self.path("pki/apiserver.crt").into());
+        config.auth_info.token = Some(token.to_owned().into());
+        Client::try_from(config).unwrap()
+    }
+
+    async fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, kube::Error> {
+        let token = std::fs::read_to_string(self.path("tokens")).unwrap();
+        let client = self.client_with(token.split(',').next().unwrap()).await;
+        let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let request = http::Request::builder().method(method).uri(path).header("content-type", kind);
+        client.request(request.body(serde_json::to_vec(body).unwrap()).unwrap()).await
+    }
+
+    pub async fn create(&self, path: &str, object: Value) {
+        self.request("POST", path, &object).await.unwrap_or_else(|e| panic!("create at {path}: {e}"));
+    }
+
+    pub async fn patch(&self, path: &str, patch: Value) {
+        self.request("PATCH", path, &patch).await.unwrap_or_else(|e| panic!("patch {path}: {e}"));
+    }
+
+    pub async fn delete(&self, path: &str) {
+        self.request("DELETE", path, &json!({})).await.unwrap_or_else(|e| panic!("delete {path}: {e}"));
+    }
+
+    pub async fn get(&self, path: &str) -> Value {
+        let token = std::fs::read_to_string(self.path("tokens")).unwrap();
+        let client = self.client_with(token.split(',').next().unwrap()).await;
+        client.request(http::Request::get(path).body(Vec::new()).unwrap()).await.unwrap()
+    }
+
+    pub async fn create_service(&self, name: &str, cluster_ip: &str) {
+        let spec = json!({ "clusterIP": cluster_ip, "ports": [{ "name": "http", "port": 80 }] });
+        self.create(SERVICES, json!({ "metadata": { "name": name }, "spec": spec })).await;
+    }
+
+    /// One ready endpoint an address, all on node-1, at port 8080.
+    pub async fn create_slice(&self, service: &str, name: &str, addresses: &[&str]) {
+        let endpoint = |ip: &&str| json!({ "addresses": [ip], "nodeName": "node-1", "conditions": { "ready": true } });
+        let endpoints: Vec<Value> = addresses.iter().map(endpoint).collect();
+        let slice = json!({
+            "metadata": { "name": name, "labels": { "kubernetes.io/service-name": service } },
+            "addressType": "IPv4",
+            "endpoints": endpoints,
+            "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" }],
+        });
+        self.create(SLICES, slice).await;
+    }
+
+    pub async fn create_node(&self, name: &str, address: &str, taints: Value) {
+        self.create(NODES, json!({ "metadata": { "name": name }, "spec": { "taints": taints } })).await;
+        let status = json!({ "status": { "addresses": [{ "type": "InternalIP", "address": address }] } });
+        self.patch(&format!("{NODES}/{name}/status"), status).await;
+    }
+
+    // ---- behind the API server's back ----
+
+    pub async fn etcd(&self, path: &str, body: Value) -> Value {
+        let client = Client::try_from(kube::Config::new(ETCD.parse().unwrap())).unwrap();
+        let request = http::Request::post(path).body(serde_json::to_vec(&body).unwrap()).unwrap();
+        client.request(request).await.unwrap_or_else(|e| panic!("etcd {path}: {e}"))
+    }
+
+    /// Forgets all versions but the last.
+    pub async fn compact(&self) {
+        let status = self.etcd("/v3/maintenance/status", json!({})).await;
+        let revision = status["header"]["revision"].as_str().unwrap().to_owned();
+        self.etcd("/v3/kv/compaction", json!({ "revision": revision, "physical": true })).await;
+    }
+}
+
+pub const SERVICES: &str = "/api/v1/namespaces/default/services";
+pub const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+pub const NODES: &str = "/api/v1/nodes";

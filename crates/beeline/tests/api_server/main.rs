@@ -1,0 +1,15 @@
+//! A real API server as the source: etcd and kube-apiserver of the kit, in a network namespace of the test's own, and all
+//! that an API server does to whoever follows it.
+//!
+//!     cargo test -p beeline --test api_server
+//!
+//! The programs are looked for in BEELINE_KIT_BIN, else in $BEELINE_CACHE/kit/bin (~/.cache/beeline/kit/bin), else on the
+//! path. Where they are missing the tests fail and say so.
+
+mod agent;
+mod cluster;
+mod credential;
+mod follow;
+mod listener;
+mod outage;
+mod proxy;

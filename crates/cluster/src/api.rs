@@ -1,0 +1,131 @@
+//! A Kubernetes API server as a source of facts: one follower a kind, and one task that owns the book and turns what
+//! they say into batches. Objects are reduced while they are read and converted page by page; none is kept.
+
+mod access;
+mod book;
+mod door;
+mod follow;
+mod lean;
+mod news;
+mod notice;
+mod pause;
+mod taint;
+mod trigger;
+
+use crate::convert::{Claim, Convert, HEADLESS, PROXY_NAME};
+use crate::folder::Batch;
+pub use access::{Access, AccessError};
+use book::Book;
+use door::Door;
+use follow::{Follow, Selector};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use news::News;
+use std::sync::Arc;
+use std::time::Duration;
+pub use taint::STARTUP_TAINT;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// A watch that says nothing for this long is opened anew.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+/// Pages and events under way; whoever reads faster than the book is kept waiting.
+const UNDER_WAY: usize = 64;
+const NOTICES: usize = 256;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Nodes {
+    /// Our own only: at thousands of nodes every other one would be a load for the API server.
+    #[default]
+    Own,
+    /// All of them: other nodes' NodePorts are resolved at the source.
+    Watch,
+}
+
+#[derive(Clone, Debug)]
+pub struct Server {
+    pub access: Access,
+    pub cluster: String,
+    pub node: String,
+    pub nodes: Nodes,
+    pub claim: Claim,
+    /// Take the start-up taint from our node once everything is programmed.
+    pub clear_taint: bool,
+    pub patience: Duration,
+}
+
+impl Server {
+    /// Sends what the API server says and then every change of it, until nobody listens any more; `programmed` tells
+    /// that it has reached the kernel. An error only where the credentials cannot be read at all.
+    pub async fn watch(self, batches: Sender<Batch>, programmed: watch::Receiver<bool>) -> Result<(), AccessError> {
+        let door = Door::open(self.access.clone(), self.patience).await?;
+        let (news, heard) = channel(UNDER_WAY);
+        let (notices, posted) = channel(NOTICES);
+        let (taint, tainted) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        let [services, slices, nodes, pods] = self.selectors();
+        tasks.spawn(self.follow(&door, services, &news).run::<Service>());
+        tasks.spawn(self.follow(&door, slices, &news).run::<EndpointSlice>());
+        tasks.spawn(self.follow(&door, nodes, &news).run::<Node>());
+        tasks.spawn(self.follow(&door, pods, &news).run::<Pod>());
+        tasks.spawn(notice::post(door.client(), self.node.clone(), posted));
+        if self.clear_taint {
+            tasks.spawn(taint::clear(door.client(), self.node.clone(), tainted, programmed));
+        }
+        drop(news);
+        let book = Book::new(Convert::new(&self.cluster, self.claim), &self.node);
+        tokio::select! {
+            () = keep(book, heard, &door, &notices, &taint, &batches) => {}
+            () = batches.closed() => {}
+        }
+        tasks.shutdown().await;
+        Ok(())
+    }
+
+    fn follow(&self, door: &Arc<Door>, selector: Selector, news: &Sender<News>) -> Follow {
+        Follow { door: door.clone(), selector, patience: self.patience, news: news.clone() }
+    }
+
+    fn selectors(&self) -> [Selector; 4] {
+        let name = match &self.claim.proxy_name {
+            None => format!("!{PROXY_NAME}"),
+            Some(name) => format!("{PROXY_NAME}={name}"),
+        };
+        let own = (self.nodes == Nodes::Own).then(|| format!("metadata.name={}", self.node));
+        [
+            // Servers before 1.31 do not know this field; then headless Services are left out here.
+            Selector { labels: Some(name), fields: Some("spec.clusterIP!=None".into()) },
+            Selector { labels: Some(format!("!{HEADLESS}")), fields: None },
+            Selector { labels: None, fields: own },
+            Selector { labels: None, fields: Some(format!("spec.nodeName={}", self.node)) },
+        ]
+    }
+}
+
+/// The book's own loop: what has come in is taken in at once, and told at once.
+async fn keep(
+    mut book: Book,
+    mut heard: Receiver<News>,
+    door: &Door,
+    notices: &Sender<notice::Notice>,
+    taint: &watch::Sender<bool>,
+    batches: &Sender<Batch>,
+) {
+    while let Some(first) = heard.recv().await {
+        book.take(first);
+        while let Ok(more) = heard.try_recv() {
+            book.take(more);
+        }
+        for notice in book.notices.drain(..) {
+            // More than can be posted: the log has them.
+            let _ = notices.try_send(notice);
+        }
+        taint.send_if_modified(|is| std::mem::replace(is, book.tainted) != book.tainted);
+        if let Some(batch) = book.batch(door.server())
+            && batches.send(batch).await.is_err()
+        {
+            return;
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Follows one kind: lists it page by page, then watches it from there, for ever. A watch that ends, fails or falls
+//! silent goes on from the last version seen; only when the server no longer has that version is everything listed anew.
+//!
+//! Written out here, and not taken from kube's runtime, because that one waits five minutes for a silent server, and
+//! asks for ever for a version that the server does not know (one from before an etcd restore).
+
+use super::door::Door;
+use super::lean::{Lean, Page};
+use super::news::{Followed, News};
+use super::pause::Pause;
+use futures::StreamExt;
+use kube::Client;
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::core::{Request, Status};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Sender;
+
+/// Objects a page: a few megabytes of text at most.
+const PAGE: u32 = 500;
+/// The server ends a watch after about this long, which spreads watches over servers that come and go.
+const WATCH: std::ops::Range<u32> = 240..290;
+/// A watch that ends sooner was not really one.
+const SHORT: Duration = Duration::from_secs(1);
+/// So often a server may refuse to go on from where we were, before everything is listed anew.
+const REFUSALS: u32 = 3;
+
+/// What of a kind is wanted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Selector {
+    pub(crate) labels: Option<String>,
+    pub(crate) fields: Option<String>,
+}
+
+pub(crate) struct Follow {
+    pub(crate) door: Arc<Door>,
+    pub(crate) selector: Selector,
+    /// A watch that says nothing for this long is dead. The server sends a bookmark a minute.
+    pub(crate) patience: Duration,
+    pub(crate) news: Sender<News>,
+}
+
+enum Ended {
+    /// Nobody listens any more.
+    Nobody,
+    /// The server no longer has what we would go on from.
+    Stale(String),
+    /// It answered, and would not.
+    Refused(Box<Status>),
+    Failed(String),
+}
+
+impl From<kube::Error> for Ended {
+    fn from(error: kube::Error) -> Ended {
+        match error {
+            kube::Error::Api(status) => Ended::from(status),
+            other => Ended::Failed(chain(&other)),
+        }
+    }
+}
+
+impl From<Box<Status>> for Ended {
+    fn from(status: Box<Status>) -> Ended {
+        let gone = status.code == 410 || status.reason == "Expired" || status.reason == "Gone";
+        if gone { Ended::Stale(status.message.clone()) } else { Ended::Refused(status) }
+    }
+}
+
+impl<T> From<tokio::sync::mpsc::error::SendError<T>> for Ended {
+    fn from(_: tokio::sync::mpsc::error::SendError<T>) -> Ended {
+        Ended::Nobody
+    }
+}
+
+impl Follow {
+    /// Ends when nobody listens any more.
+    pub(crate) async fn run<K: Followed>(mut self) {
+        let client = self.door.client();
+        let (mut pause, mut version, mut refused) = (Pause::default(), None, 0);
+        loop {
+            let ended = self.round::<K>(&client, &mut version, &mut pause).await;
+            refused = if matches!(ended, Err(Ended::Refused(_))) { refused + 1 } else { 0 };
+            let (why, least) = match ended {
+                Ok(()) => continue,
+                Err(Ended::Nobody) => return,
+                Err(Ended::Stale(why)) => {
+                    tracing::debug!(kind = ?K::KIND, "lists everything anew: {why}");
+                    version = None;
+                    (None, Duration::ZERO)
+                }
+                Err(Ended::Refused(status))
+                    if status.code == 400 && self.selector.fields.is_some() && version.is_none() =>
+                {
+                    tracing::info!(kind = ?K::KIND, "this API server cannot select by {:?}: what is not for us is left out here", self.selector.fields);
+                    self.selector.fields = None;
+                    continue;
+                }
+                Err(Ended::Refused(status)) => (Some(say(&status)), asked(&status)),
+                Err(Ended::Failed(why)) => (Some(why), Duration::ZERO),
+            };
+            if refused >= REFUSALS {
+                version = None;
+            }
+            if let Some(why) = why {
+                let text = format!("{} {}: {why}", self.door.server(), K::PATH);
+                if self.news.send(News::Failed(K::KIND, text)).await.is_err() {
+                    return;
+                }
+            }
+            tokio::time::sleep(pause.next().max(least)).await;
+        }
+    }
+
+    async fn round<K: Followed>(
+        &self,
+        client: &Client,
+        version: &mut Option<String>,
+        pause: &mut Pause,
+    ) -> Result<(), Ended> {
+        let from = match version.take() {
+            Some(from) => from,
+            None => self.list::<K>(client).await?,
+        };
+        let from = version.insert(from);
+        self.watch::<K>(client, from, pause).await
+    }
+
+    /// The version that the list stands for.
+    async fn list<K: Followed>(&self, client: &Client) -> Result<String, Ended> {
+        let Selector { labels, fields } = self.selector.clone();
+        let mut params =
+            ListParams { label_selector: labels, field_selector: fields, limit: Some(PAGE), ..ListParams::default() };
+        self.news.send(News::Begin(K::KIND)).await?;
+        loop {
+            let request = Request::new(K::PATH).list(&params).map_err(|bad| Ended::Failed(bad.to_string()))?;
+            let behind = self.door.now();
+            let Ok(page) = tokio::time::timeout(self.patience, client.request::<Page<K>>(request)).await else {
+                return Err(self.silent(behind).await);
+            };
+            let page = page?;
+            let objects = page.items.into_iter().flatten().map(|Lean(object)| object.object()).collect();
+            self.news.send(News::Listed(objects)).await?;
+            let more = page.metadata.continue_.filter(|token| !token.is_empty());
+            if more.is_some() {
+                params.continue_token = more;
+                continue;
+            }
+            // An edge cache may answer 200 and nothing: that is no list.
+            let version = page.metadata.resource_version.filter(|version| !version.is_empty());
+            let version =
+                version.ok_or_else(|| Ended::Failed("a list without a resourceVersion is no answer".into()))?;
+            self.news.send(News::Done(K::KIND)).await?;
+            return Ok(version);
+        }
+    }
+
+    /// `Ok`: the server ended it, as it does every few minutes.
+    async fn watch<K: Followed>(&self, client: &Client, version: &mut String, pause: &mut Pause) -> Result<(), Ended> {
+        let Selector { labels, fields } = self.selector.clone();
+        let timeout = Some(fastrand::u32(WATCH));
+        let params = WatchParams { label_selector: labels, field_selector: fields, timeout, ..WatchParams::default() };
+        let request = Request::new(K::PATH).watch(&params, version).map_err(|bad| Ended::Failed(bad.to_string()))?;
+        let (start, behind) = (Instant::now(), self.door.now());
+        let mut events = std::pin::pin!(client.request_events::<Lean<K>>(request).await?);
+        self.news.send(News::Well(K::KIND)).await?;
+        loop {
+            let Ok(event) = tokio::time::timeout(self.patience, events.next()).await else {
+                return Err(self.silent(behind).await);
+            };
+            let Some(event) = event else { break };
+            self.hear(event?, version).await?;
+            pause.reset();
+        }
+        if start.elapsed() < SHORT { Err(Ended::Failed("the watch was closed at once".into())) } else { Ok(()) }
+    }
+
+    async fn hear<K: Followed>(&self, event: WatchEvent<Lean<K>>, version: &mut String) -> Result<(), Ended> {
+        let (object, gone) = match event {
+            WatchEvent::Added(Lean(object)) | WatchEvent::Modified(Lean(object)) => (object, false),
+            WatchEvent::Deleted(Lean(object)) => (object, true),
+            WatchEvent::Bookmark(mark) => {
+                *version = mark.metadata.resource_version;
+                return Ok(());
+            }
+            WatchEvent::Error(status) => return Err(status.into()),
+        };
+        if let Some(now) = object.meta().resource_version.clone().filter(|now| !now.is_empty()) {
+            *version = now;
+        }
+        let object = object.object();
+        let news = if gone { News::Gone(object) } else { News::Changed(object, Instant::now()) };
+        Ok(self.news.send(news).await?)
+    }
+
+    async fn silent(&self, behind: usize) -> Ended {
+        self.door.turn(behind).await;
+        Ended::Failed(format!("silent for {} s", self.patience.as_secs()))
+    }
+}
+
+/// How long the server itself asks us to wait.
+fn asked(status: &Status) -> Duration {
+    let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+    Duration::from_secs(u64::from(seconds).min(60))
+}
+
+fn say(status: &Status) -> String {
+    let next = match status.code {
+        401 => "; are token or certificate of ours still valid? They are read again with every try",
+        403 => "; give our account get, list and watch of it",
+        _ => "",
+    };
+    format!("{} ({}){next}", status.message, status.code)
+}
+
+/// The whole chain: the first link alone is often no more than "error sending request".
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        next = cause.source();
+    }
+    text
+}

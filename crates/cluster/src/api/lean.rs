@@ -1,0 +1,288 @@
+//! Objects as they come from the API server, without what nobody here reads: managed fields, annotations (which may hold
+//! a whole copy of the object), owners, a Node's images. They are skipped while the text is read, never built.
+
+use super::trigger;
+use crate::convert::RESOLVE;
+use k8s_openapi::api::core::v1::{
+    ContainerStatus, Node, NodeAddress, NodeSpec, NodeStatus, Pod, PodIP, PodSpec, PodStatus, Service, ServiceSpec,
+    ServiceStatus, Taint,
+};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta, Time};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, de::DeserializeOwned};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A kind that is read, and its shape on the way in.
+pub(crate) trait Reduced: Sized + Clone + Send + 'static {
+    type Wire: DeserializeOwned + Into<Self>;
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Lean<K>(pub(crate) K);
+
+impl<'de, K: Reduced> Deserialize<'de> for Lean<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        K::Wire::deserialize(deserializer).map(|wire| Lean(wire.into()))
+    }
+}
+
+/// One page of a list.
+#[derive(Deserialize)]
+#[serde(bound = "K: Reduced")]
+pub(crate) struct Page<K: Reduced> {
+    #[serde(default)]
+    pub(crate) metadata: ListMeta,
+    /// `null` where there are none.
+    pub(crate) items: Option<Vec<Lean<K>>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Meta {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+    labels: Option<BTreeMap<String, String>>,
+    #[serde(deserialize_with = "chosen")]
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+impl From<Meta> for ObjectMeta {
+    fn from(meta: Meta) -> ObjectMeta {
+        ObjectMeta {
+            name: meta.name,
+            namespace: meta.namespace,
+            uid: meta.uid,
+            resource_version: meta.resource_version,
+            creation_timestamp: meta.creation_timestamp,
+            deletion_timestamp: meta.deletion_timestamp,
+            labels: meta.labels,
+            annotations: meta.annotations,
+            ..ObjectMeta::default()
+        }
+    }
+}
+
+/// Of the annotations only these are read.
+fn chosen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error> {
+    struct Chosen;
+    impl<'de> Visitor<'de> for Chosen {
+        type Value = Option<BTreeMap<String, String>>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("annotations")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut found = BTreeMap::new();
+            while let Some(key) = map.next_key::<String>()? {
+                if key == trigger::ANNOTATION || key == RESOLVE {
+                    found.insert(key, map.next_value()?);
+                } else {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+            Ok(Some(found).filter(|found| !found.is_empty()))
+        }
+    }
+    deserializer.deserialize_any(Chosen)
+}
+
+#[derive(Deserialize)]
+pub(crate) struct ServiceWire {
+    #[serde(default)]
+    metadata: Meta,
+    spec: Option<ServiceSpec>,
+    status: Option<ServiceStatus>,
+}
+
+impl From<ServiceWire> for Service {
+    fn from(wire: ServiceWire) -> Service {
+        Service { metadata: wire.metadata.into(), spec: wire.spec, status: wire.status }
+    }
+}
+
+impl Reduced for Service {
+    type Wire = ServiceWire;
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SliceWire {
+    #[serde(default)]
+    metadata: Meta,
+    #[serde(default)]
+    address_type: String,
+    endpoints: Option<Vec<EndpointWire>>,
+    ports: Option<Vec<EndpointPort>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct EndpointWire {
+    addresses: Option<Vec<String>>,
+    conditions: Option<EndpointConditions>,
+    hints: Option<EndpointHints>,
+    node_name: Option<String>,
+}
+
+impl From<SliceWire> for EndpointSlice {
+    fn from(wire: SliceWire) -> EndpointSlice {
+        let endpoint = |wire: EndpointWire| Endpoint {
+            addresses: wire.addresses.unwrap_or_default(),
+            conditions: wire.conditions,
+            hints: wire.hints,
+            node_name: wire.node_name,
+            ..Endpoint::default()
+        };
+        EndpointSlice {
+            metadata: wire.metadata.into(),
+            address_type: wire.address_type,
+            endpoints: wire.endpoints.into_iter().flatten().map(endpoint).collect(),
+            ports: wire.ports,
+        }
+    }
+}
+
+impl Reduced for EndpointSlice {
+    type Wire = SliceWire;
+}
+
+#[derive(Deserialize)]
+pub(crate) struct NodeWire {
+    #[serde(default)]
+    metadata: Meta,
+    spec: Option<NodeSpecWire>,
+    status: Option<NodeStatusWire>,
+}
+
+#[derive(Deserialize)]
+struct NodeSpecWire {
+    taints: Option<Vec<Taint>>,
+}
+
+#[derive(Deserialize)]
+struct NodeStatusWire {
+    addresses: Option<Vec<NodeAddress>>,
+}
+
+impl From<NodeWire> for Node {
+    fn from(wire: NodeWire) -> Node {
+        Node {
+            metadata: wire.metadata.into(),
+            spec: wire.spec.map(|spec| NodeSpec { taints: spec.taints, ..NodeSpec::default() }),
+            status: wire.status.map(|status| NodeStatus { addresses: status.addresses, ..NodeStatus::default() }),
+        }
+    }
+}
+
+impl Reduced for Node {
+    type Wire = NodeWire;
+}
+
+#[derive(Deserialize)]
+pub(crate) struct PodWire {
+    #[serde(default)]
+    metadata: Meta,
+    spec: Option<PodSpecWire>,
+    status: Option<PodStatusWire>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodSpecWire {
+    node_name: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodStatusWire {
+    phase: Option<String>,
+    #[serde(rename = "podIP")]
+    pod_ip: Option<String>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Option<Vec<PodIP>>,
+    init_container_statuses: Option<Vec<ContainerWire>>,
+    container_statuses: Option<Vec<ContainerWire>>,
+    ephemeral_container_statuses: Option<Vec<ContainerWire>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerWire {
+    name: String,
+    #[serde(rename = "containerID")]
+    container_id: Option<String>,
+}
+
+impl From<ContainerWire> for ContainerStatus {
+    fn from(wire: ContainerWire) -> ContainerStatus {
+        ContainerStatus { name: wire.name, container_id: wire.container_id, ..ContainerStatus::default() }
+    }
+}
+
+impl From<PodStatusWire> for PodStatus {
+    fn from(wire: PodStatusWire) -> PodStatus {
+        let containers = |all: Option<Vec<ContainerWire>>| all.map(|all| all.into_iter().map(Into::into).collect());
+        PodStatus {
+            phase: wire.phase,
+            pod_ip: wire.pod_ip,
+            pod_ips: wire.pod_ips,
+            init_container_statuses: containers(wire.init_container_statuses),
+            container_statuses: containers(wire.container_statuses),
+            ephemeral_container_statuses: containers(wire.ephemeral_container_statuses),
+            ..PodStatus::default()
+        }
+    }
+}
+
+impl From<PodWire> for Pod {
+    fn from(wire: PodWire) -> Pod {
+        Pod {
+            metadata: wire.metadata.into(),
+            spec: wire.spec.map(|spec| PodSpec { node_name: spec.node_name, ..PodSpec::default() }),
+            status: wire.status.map(Into::into),
+        }
+    }
+}
+
+impl Reduced for Pod {
+    type Wire = PodWire;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_read_is_kept() {
+        let text = r#"{"kind":"EndpointSlice","metadata":{"name":"a","namespace":"b","labels":{"l":"1"},
+            "managedFields":[{"manager":"x","fieldsV1":{"f:a":{}}}],
+            "annotations":{"endpoints.kubernetes.io/last-change-trigger-time":"2026-01-01T00:00:00Z","big":"text"}},
+            "addressType":"IPv4","ports":null,
+            "endpoints":[{"addresses":["10.0.0.1"],"conditions":{"ready":true},"targetRef":{"kind":"Pod","name":"p"}}]}"#;
+        let Lean(slice) = serde_json::from_str::<Lean<EndpointSlice>>(text).unwrap();
+        assert_eq!(slice.metadata.annotations.as_ref().unwrap().len(), 1);
+        assert_eq!(slice.metadata.managed_fields, None);
+        assert_eq!(slice.metadata.labels.as_ref().unwrap()["l"], "1");
+        assert_eq!((slice.endpoints.len(), slice.endpoints[0].target_ref.as_ref()), (1, None));
+    }
+
+    #[test]
+    fn an_empty_list_is_a_list() {
+        let page: Page<Node> = serde_json::from_str(r#"{"metadata":{"resourceVersion":"7"},"items":null}"#).unwrap();
+        assert_eq!((page.items.is_none(), page.metadata.resource_version.as_deref()), (true, Some("7")));
+        assert!(
+            serde_json::from_str::<Page<Node>>(r#"{"kind":"Status"}"#).is_ok_and(|p| p.metadata == ListMeta::default())
+        );
+    }
+}
