@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-fn web() -> [SocketAddr; 3] {
+pub fn web() -> [SocketAddr; 3] {
     ways("10.96.0.10", "fd00:96::10", 80)
 }
 
@@ -117,7 +117,7 @@ fn a_cgroup_may_be_left_alone() {
 }
 
 /// `beeline monitor` for this many events while `work` runs.
-fn monitor(ground: &Ground, args: &[&str], count: usize, work: impl Fn()) -> Vec<Value> {
+pub fn monitor(ground: &Ground, args: &[&str], count: usize, work: impl Fn()) -> Vec<Value> {
     let count = count.to_string();
     let args = [&["monitor", "-o", "json", "--count", &count], args].concat();
     let running = ground.command(&args).spawn().unwrap();

@@ -5,6 +5,7 @@ mod ground;
 
 mod agent;
 mod coexist;
+mod identity;
 mod kind;
 mod program;
 mod refuse;

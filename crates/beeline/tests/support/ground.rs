@@ -237,6 +237,19 @@ impl Object {
         Object { name: name.to_owned(), documents: vec![service] }
     }
 
+    /// A pod on the first node with one container, as its status would tell.
+    pub fn pod(name: &str, uid: &str, container: &str, annotations: Value) -> Object {
+        let status = json!({ "name": "app", "containerID": format!("containerd://{container}"), "image": "", "imageID": "",
+            "ready": true, "restartCount": 0 });
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": name, "namespace": "shop", "uid": uid, "annotations": annotations },
+            "spec": { "nodeName": "node-1", "containers": [{ "name": "app", "image": "none" }] },
+            "status": { "phase": "Running", "containerStatuses": [status] },
+        });
+        Object { name: format!("pod-{name}"), documents: vec![pod] }
+    }
+
     /// The UDP port gets another name, in the Service and in its slices.
     pub fn rename_udp(mut self, name: &str) -> Object {
         for document in &mut self.documents {
