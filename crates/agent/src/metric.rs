@@ -148,13 +148,11 @@ fn register_ports(registry: &mut Registry, state: &State) {
     let families: Vec<Family<PortLabels, Counter>> = names.iter().map(|_| Family::default()).collect();
     let picks: Family<BackendLabels, Counter> = Family::default();
     let mut labels_of = BTreeMap::new();
-    for (name, owner) in state.tables.port_names() {
-        let c = state.count.of_owner(owner);
+    // A hundred thousand services that nobody dials are not worth a scrape.
+    let counted = state.count.of_all().unwrap_or_default();
+    let named = state.tables.port_names().filter_map(|(name, owner)| Some((name, owner, counted.get(&owner)?)));
+    for (name, owner, c) in named {
         let values = [c.dials, c.refused, c.no_local, c.affinity_hits, c.raced, c.source_denied];
-        // A hundred thousand services that nobody dials are not worth a scrape.
-        if values.iter().all(|v| *v == 0) {
-            continue;
-        }
         let labels = PortLabels {
             namespace: name.service.namespace().into(),
             service: name.service.name().into(),
@@ -167,8 +165,9 @@ fn register_ports(registry: &mut Registry, state: &State) {
         labels_of.insert(owner, labels);
     }
     for (id, row) in state.tables.rows().backends.iter() {
-        let (count, labels) = (state.count.picks_of(id), labels_of.get(&row.owner));
-        if let Some(l) = labels.filter(|_| count > 0) {
+        let Some(l) = labels_of.get(&row.owner) else { continue };
+        let count = state.count.picks_of(id);
+        if count > 0 {
             let address = format!("{}:{}", row.address, row.port);
             let (namespace, service) = (l.namespace.clone(), l.service.clone());
             let (port, protocol) = (l.port.clone(), l.protocol.clone());

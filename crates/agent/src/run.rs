@@ -10,6 +10,7 @@ use crate::{http, interface, socket};
 use anyhow::Context;
 use beeline_cluster::Folder;
 use beeline_datapath::event::Events;
+use beeline_datapath::pin::PinDir;
 use beeline_model::event::Event;
 use beeline_model::name::LOCAL_CLUSTER;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
         settings.rules.own_addresses = interface::own_addresses().context("cannot read the interfaces' addresses")?;
     }
     let health = Arc::new(Health::new(settings.sync_period));
+    // Another agent would hold the ports as well, and "in use" would say nothing of it.
+    PinDir::lock(&settings.pin_dir).map(drop)?;
     let metrics = bind(settings.metrics, "--metrics-address").await?;
     let healthz = bind(settings.health, "--health-address").await?;
     let probes = Arc::new(Probes::default());

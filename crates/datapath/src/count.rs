@@ -6,6 +6,7 @@ use crate::{Context, Result, abi};
 use beeline_model::row::{BackendId, OwnerId};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -31,6 +32,23 @@ pub const STATS: [(&str, abi::stat, &str); 9] = [
     ("raced_out", abi::stat::STAT_RACED_OUT, "picks that met a change three times"),
     ("opted_out", abi::stat::STAT_OPTED_OUT, "dials of processes that asked to be left alone"),
 ];
+
+/// Rows a system call.
+const BATCH: u32 = 8192;
+
+impl From<abi::counters> for Counters {
+    fn from(c: abi::counters) -> Counters {
+        Counters {
+            dials: c.dials,
+            refused: c.refused,
+            no_local: c.no_local,
+            affinity_hits: c.affinity_hits,
+            raced: c.raced,
+            source_denied: c.source_denied,
+            limited: c.limited,
+        }
+    }
+}
 
 fn add(mut sum: abi::counters, more: abi::counters) -> abi::counters {
     sum.dials += more.dials;
@@ -83,16 +101,21 @@ impl Count {
     }
 
     pub fn of_owner(&self, owner: OwnerId) -> Counters {
-        let c = (0..self.shards).map(|shard| self.shard(owner, shard)).fold(abi::counters::default(), add);
-        Counters {
-            dials: c.dials,
-            refused: c.refused,
-            no_local: c.no_local,
-            affinity_hits: c.affinity_hits,
-            raced: c.raced,
-            source_denied: c.source_denied,
-            limited: c.limited,
+        (0..self.shards).map(|shard| self.shard(owner, shard)).fold(abi::counters::default(), add).into()
+    }
+
+    /// Of every owner that has counted anything: a few system calls for all of them.
+    pub fn of_all(&self) -> Result<BTreeMap<OwnerId, Counters>> {
+        let mut sums: BTreeMap<OwnerId, abi::counters> = BTreeMap::new();
+        let rows = self.counters.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY);
+        for (key, value) in rows.context(|| "cannot read the map counters".into())? {
+            let (Some(at), Some(row)) = (from_bytes::<u32>(&key), from_bytes::<abi::counters>(&value)) else { continue };
+            if row.dials + row.refused + row.source_denied > 0 {
+                let sum = sums.entry(at / self.shards).or_default();
+                *sum = add(*sum, row);
+            }
         }
+        Ok(sums.into_iter().map(|(owner, sum)| (owner, sum.into())).collect())
     }
 
     pub fn picks_of(&self, backend: BackendId) -> u64 {
