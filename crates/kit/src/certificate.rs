@@ -103,3 +103,18 @@ fn api_server(authority: &Authority) -> Result<Pair> {
 pub fn localhost() -> Result<Pair> {
     Authority::new("kit-localhost")?.server("localhost", &["127.0.0.1".parse()?], &["localhost".to_owned()])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_pem_and_no_two_are_alike() {
+        let authority = Authority::new("test").unwrap();
+        let one = authority.client("n1", Some("system:nodes")).unwrap();
+        let other = api_server(&authority).unwrap();
+        assert!(one.certificate.starts_with("-----BEGIN CERTIFICATE-----"));
+        assert!(one.key.starts_with("-----BEGIN PRIVATE KEY-----"));
+        assert_ne!(one.key, other.key);
+    }
+}

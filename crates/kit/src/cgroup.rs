@@ -109,7 +109,7 @@ impl Tree {
 /// The name that the kernel keeps of a program has at most 15 bytes.
 fn runs(pid: Pid, program: &str) -> bool {
     let known = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_pid())).unwrap_or_default();
-    known.trim_end() == &program[..program.len().min(15)]
+    !program.is_empty() && known.trim_end() == &program[..program.len().min(15)]
 }
 
 pub fn signal(pids: &[Pid], signal: Signal) {
@@ -142,7 +142,9 @@ fn make_older(hierarchy: &Path, node: Node) -> Result<()> {
 fn prune(path: &Path) -> bool {
     let Ok(entries) = fs::read_dir(path) else { return !path.exists() };
     let dirs = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    dirs.for_each(|entry| drop(prune(&entry.path())));
+    for entry in dirs {
+        prune(&entry.path());
+    }
     fs::remove_dir(path).is_ok() || !path.exists()
 }
 

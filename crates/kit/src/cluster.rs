@@ -11,7 +11,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     thread,
     time::Duration,
@@ -102,7 +102,7 @@ impl Cluster {
         }
         quick("nodes ready", || self.wait_for_nodes())?;
         if let Some(binary) = &wish.agent {
-            quick("Beeline", || each(&nodes, |node| agent::part(node, binary, &[])?.start()))?;
+            quick("Beeline", || each(&nodes, |node| start_agent(node, binary, wish.proxy.is_some())))?;
         }
         Ok(())
     }
@@ -130,7 +130,7 @@ impl Cluster {
             "containerd" => node::containerd(node, &self.cache),
             "kubelet" => node::kubelet(node, &self.cache),
             "kube-proxy" => proxy::part(node, &self.cache),
-            agent::NAME => agent::part(node, &agent::binary(None)?, &[]),
+            agent::NAME => agent::part(node),
             _ => bail!("a node has no part {name:?}: it has containerd, kubelet, kube-proxy and {}", agent::NAME),
         }
     }
@@ -226,6 +226,13 @@ pub fn down() -> Result<()> {
     Tree::find()?.remove()?;
     network::remove()?;
     remove_state()
+}
+
+/// Next to a kube-proxy it takes other ports.
+fn start_agent(node: Node, binary: &Path, beside_proxy: bool) -> Result<()> {
+    let extra: &[String] = if beside_proxy { &["--beside-kube-proxy".to_owned()] } else { &[] };
+    agent::start(node, binary, extra)?;
+    agent::wait_until_ready(node, beside_proxy)
 }
 
 /// The mounts of a node go when the kernel has buried its last process, a moment after that process is gone.

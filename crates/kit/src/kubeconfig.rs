@@ -51,3 +51,19 @@ pub fn render(user: &str, authority: &str, pair: &Pair) -> Value {
         "contexts": [{"name": "kit", "context": {"cluster": "kit", "user": user}}],
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_the_api_server_and_carries_the_key() {
+        let pair = Pair { certificate: "CERTIFICATE".into(), key: "KEY".into() };
+        let config = render("beeline-agent-n1", "AUTHORITY", &pair);
+        assert_eq!(config["clusters"][0]["cluster"]["server"], "https://172.31.0.1:6443");
+        let user = &config["users"][0];
+        assert_eq!(user["name"], config["contexts"][0]["context"]["user"]);
+        let decoded = STANDARD.decode(user["user"]["client-key-data"].as_str().unwrap()).unwrap();
+        assert_eq!(decoded, b"KEY");
+    }
+}

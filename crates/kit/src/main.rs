@@ -46,14 +46,11 @@ fn run(command: Command) -> Result<()> {
         Command::Restart { part } => Cluster::find()?.part(&part)?.restart(),
         Command::Image { name, binary } => image(&name, &binary),
         Command::Proxy { mode } => Cluster::find()?.set_proxy(mode.mode()),
-        Command::Agent { node, deed, binary, extra } => {
-            let part = agent::part(node, &agent::binary(binary.as_deref())?, &extra)?;
-            match deed {
-                Deed::Start => part.start(),
-                Deed::Stop => part.stop(),
-                Deed::Kill => part.kill(),
-            }
-        }
+        Command::Agent { node, deed, binary, extra } => match deed {
+            Deed::Start => agent::start(node, &agent::binary(binary.as_deref())?, &extra),
+            Deed::Stop => agent::part(node)?.stop(),
+            Deed::Kill => agent::part(node)?.kill(),
+        },
         Command::E2e { name, focus, skip, processes, limit } => {
             specs(&Run { name, focus, skip, processes, limit: Duration::from_secs(limit) })
         }

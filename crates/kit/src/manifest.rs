@@ -50,3 +50,27 @@ fn agent_binding() -> Value {
         "subjects": [{"kind": "Group", "apiGroup": RBAC, "name": AGENT_GROUP}],
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_have_their_pods_and_zones() {
+        let nodes = Node::first(2).unwrap();
+        let list = list(&nodes, &Shape { nodes: 2, zones: true, proxy: None });
+        let second = &list["items"][1];
+        assert_eq!(second["metadata"]["labels"]["topology.kubernetes.io/zone"], "z2");
+        assert_eq!(second["spec"]["podCIDRs"], json!(["10.245.2.0/24", "fd00:10:245:2::/64"]));
+    }
+
+    #[test]
+    fn an_agent_may_change_nothing_but_nodes_and_events() {
+        for rule in agent_role()["rules"].as_array().unwrap() {
+            let verbs: Vec<&str> = rule["verbs"].as_array().unwrap().iter().map(|verb| verb.as_str().unwrap()).collect();
+            let writes = verbs.iter().any(|verb| !["get", "list", "watch"].contains(verb));
+            let resources = &rule["resources"];
+            assert!(!writes || resources == &json!(["nodes"]) || resources == &json!(["events"]), "{rule}");
+        }
+    }
+}

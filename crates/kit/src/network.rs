@@ -1,7 +1,14 @@
 //! The network: a namespace for the control plane with a switch in it, one for each node, and routes between the pods
 //! of all nodes. Every device is made inside these namespaces; the machine's own network is not touched.
 
-use std::{fs, net::IpAddr, path::Path, process::Command};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{IpAddr, TcpStream},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 
@@ -15,6 +22,7 @@ const SWITCH: &str = "kit0";
 const NAMED: &str = "/run/netns";
 /// Nobody has this address; the kernel is told that the sink does.
 const NOBODY: &str = "02:00:00:00:00:99";
+const PROBE: Duration = Duration::from_secs(1);
 
 pub fn make(nodes: &[Node]) -> Result<()> {
     let namespaces = [control_namespace()].into_iter().chain(nodes.iter().map(|node| node.namespace()));
@@ -96,6 +104,20 @@ pub fn balance(address: IpAddr, nodes: &[IpAddr]) -> Result<()> {
 
 pub fn unbalance(address: IpAddr) -> Result<()> {
     ip(None, &format!("route del {address}\n"))
+}
+
+/// Whether `/healthz` there answers 200, asked from the network that this thread is in.
+pub fn is_healthy(address: IpAddr, port: u16) -> bool {
+    ask_health(address, port).is_ok_and(|answer| answer.split(' ').nth(1) == Some("200"))
+}
+
+fn ask_health(address: IpAddr, port: u16) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&(address, port).into(), PROBE)?;
+    stream.set_read_timeout(Some(PROBE))?;
+    stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.take(64).read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 /// Names of our network namespaces that exist now.

@@ -53,15 +53,20 @@ pub fn make(node: Node, cache: &Cache) -> Result<()> {
 fn copy_store(node: Node, cache: &Cache) -> Result<()> {
     let to = state::node(node, "containerd");
     fs::create_dir_all(state::node(node, ""))?;
-    if call::run(Command::new("cp").arg("-al").arg(cache.store()).arg(&to)).is_err() {
+    if copy("-al", &cache.store(), &to).is_err() {
         let _ = fs::remove_dir_all(&to); // Another file system: no links from one to the other.
-        call::run(Command::new("cp").arg("-a").arg(cache.store()).arg(&to))?;
+        copy("-a", &cache.store(), &to)?;
     }
     for table in ["io.containerd.metadata.v1.bolt/meta.db", "io.containerd.snapshotter.v1.overlayfs/metadata.db"] {
         fs::remove_file(to.join(table)).with_context(|| format!("{}: run `kit build`", to.join(table).display()))?;
         fs::copy(cache.store().join(table), to.join(table))?;
     }
     Ok(())
+}
+
+/// Ends with the kit, if that is killed: `down` removes what `cp` writes.
+fn copy(how: &str, from: &Path, to: &Path) -> Result<()> {
+    call::run(Command::new("setpriv").args(["--pdeathsig", "KILL", "--", "cp", how]).arg(from).arg(to)).map(drop)
 }
 
 fn start_first(node: Node, cache: &Cache) -> Result<()> {

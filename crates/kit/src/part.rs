@@ -45,6 +45,7 @@ impl Part {
 
     /// Starts it and sees that it has not ended at once. Its log goes on where the last run ended.
     pub fn start(&self) -> Result<()> {
+        ensure!(!self.words.is_empty(), "{} was never started here: `kit agent N start`", self.title());
         ensure!(!self.running()?, "{} runs already: `kit restart {0}`", self.title());
         let log = File::options().create(true).append(true).open(self.log());
         let log = log.with_context(|| format!("open {}", self.log().display()))?;

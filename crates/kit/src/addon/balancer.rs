@@ -8,7 +8,6 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
-    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -18,16 +17,11 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    time::timeout,
-};
+use tokio::task::spawn_blocking;
 
 use crate::{network, plan::balancer_address};
 
 const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
-const PROBE: Duration = Duration::from_secs(1);
 
 pub struct Balancer {
     client: Client,
@@ -178,13 +172,5 @@ fn addresses(node: &Node) -> [Option<IpAddr>; 2] {
 
 async fn healthy(address: Option<IpAddr>, port: i32) -> bool {
     let (Some(address), Ok(port)) = (address, u16::try_from(port)) else { return false };
-    timeout(PROBE, probe(address, port)).await.is_ok_and(|answer| answer.unwrap_or(false))
-}
-
-async fn probe(address: IpAddr, port: u16) -> Result<bool> {
-    let mut stream = TcpStream::connect((address, port)).await?;
-    stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").await?;
-    let mut answer = String::new();
-    stream.take(64).read_to_string(&mut answer).await?;
-    Ok(answer.split(' ').nth(1) == Some("200"))
+    spawn_blocking(move || network::is_healthy(address, port)).await.unwrap_or(false)
 }
