@@ -92,7 +92,8 @@ where
 
 /// The Service that kubelets tell pods of, and a slice that leads to this process.
 async fn publish(client: &Client) -> Result<()> {
-    let ports = json!([{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]);
+    let ports =
+        json!([{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]);
     let service: Service = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "kube-dns", "labels": {"k8s-app": "kube-dns"}},

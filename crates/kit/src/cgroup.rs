@@ -18,6 +18,9 @@ use crate::{
     wait::{self, Patience},
 };
 
+/// Those without which a kubelet does not start on a machine with cgroup2 alone.
+const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
+
 /// The hierarchies of this machine: cgroup2, and on a hybrid machine those of the older controllers.
 #[derive(Clone, Debug)]
 pub struct Tree {
@@ -52,16 +55,22 @@ impl Tree {
             return self.pass_controllers(node);
         }
         for hierarchy in &self.older {
-            make_older(hierarchy, node).with_context(|| format!("make cgroups of {node} in {}", hierarchy.display()))?;
+            make_older(hierarchy, node)
+                .with_context(|| format!("make cgroups of {node} in {}", hierarchy.display()))?;
         }
         Ok(())
     }
 
-    /// In cgroup2 a controller is there only where all levels above pass it on.
+    /// In cgroup2 a controller is there only where all levels above pass it on. The machine's root is left as it is.
     fn pass_controllers(&self, node: Node) -> Result<()> {
-        for level in [self.unified.clone(), self.path(""), self.path(&node.name())] {
+        for level in [self.path(""), self.path(&node.name())] {
             let there = fs::read_to_string(level.join("cgroup.controllers"))?;
-            let passed: Vec<String> = there.split_whitespace().map(|name| format!("+{name}")).collect();
+            let there: Vec<&str> = there.split_whitespace().collect();
+            if let Some(lacking) = CONTROLLERS.iter().find(|name| !there.contains(name)) {
+                let root = self.unified.join("cgroup.subtree_control");
+                bail!("a kubelet needs the cgroup controller {lacking}: echo +{lacking} > {}", root.display());
+            }
+            let passed: Vec<String> = there.iter().map(|name| format!("+{name}")).collect();
             fs::write(level.join("cgroup.subtree_control"), passed.join(" "))
                 .with_context(|| format!("pass controllers on below {}", level.display()))?;
         }
@@ -89,7 +98,8 @@ impl Tree {
         if own.contains(&format!("/{NAME}/")) {
             bail!("this kit runs inside its own cluster: run it from another shell");
         }
-        let patience = Patience { what: "the end of the cluster's processes".into(), limit: Duration::from_secs(60), log: None };
+        let patience =
+            Patience { what: "the end of the cluster's processes".into(), limit: Duration::from_secs(60), log: None };
         wait::until(patience, || Ok(self.try_remove()?.then_some(())))
     }
 

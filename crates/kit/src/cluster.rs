@@ -23,9 +23,9 @@ use serde_json::Value;
 use crate::{
     agent,
     cache::Cache,
-    call,
+    call, certificate,
     cgroup::Tree,
-    control, certificate, kubeconfig, manifest,
+    control, kubeconfig, manifest,
     namespace::Place,
     network, node,
     part::{self, Part},
@@ -153,7 +153,8 @@ impl Cluster {
     }
 
     fn wait_for_nodes(&self) -> Result<()> {
-        let kubelets: Vec<Part> = self.nodes().into_iter().map(|n| node::kubelet(n, &self.cache)).collect::<Result<_>>()?;
+        let kubelets: Vec<Part> =
+            self.nodes().into_iter().map(|n| node::kubelet(n, &self.cache)).collect::<Result<_>>()?;
         for (node, kubelet) in self.nodes().into_iter().zip(&kubelets) {
             wait::until(Patience::new(format!("node {node}"), 90, kubelet.log()), || {
                 kubelets.iter().try_for_each(Part::require_running)?;

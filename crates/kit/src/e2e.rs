@@ -7,8 +7,7 @@ use anyhow::{Result, ensure};
 use crate::{
     Cluster, Place, call,
     junit::{self, Spec},
-    plan, progress,
-    state,
+    plan, progress, state,
 };
 
 /// Specs that no proxy can pass here: SCTP is not in every kernel, and a disruptive spec would end the cluster.

@@ -67,7 +67,8 @@ mod tests {
     #[test]
     fn an_agent_may_change_nothing_but_nodes_and_events() {
         for rule in agent_role()["rules"].as_array().unwrap() {
-            let verbs: Vec<&str> = rule["verbs"].as_array().unwrap().iter().map(|verb| verb.as_str().unwrap()).collect();
+            let verbs: Vec<&str> =
+                rule["verbs"].as_array().unwrap().iter().map(|verb| verb.as_str().unwrap()).collect();
             let writes = verbs.iter().any(|verb| !["get", "list", "watch"].contains(verb));
             let resources = &rule["resources"];
             assert!(!writes || resources == &json!(["nodes"]) || resources == &json!(["events"]), "{rule}");

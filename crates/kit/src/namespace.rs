@@ -11,7 +11,13 @@ use std::{
 use anyhow::{Context, Error, Result, anyhow};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::{cache::Cache, cgroup::Tree, network::namespace_file, node, plan::{Node, control_namespace}};
+use crate::{
+    cache::Cache,
+    cgroup::Tree,
+    network::namespace_file,
+    node,
+    plan::{Node, control_namespace},
+};
 
 /// Where a command of the cluster runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

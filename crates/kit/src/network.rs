@@ -13,8 +13,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    call,
-    namespace,
+    call, namespace,
     plan::{CONTROL, NAME, Node, OUTSIDE, SINK, control_namespace},
 };
 
@@ -64,7 +63,8 @@ fn control(nodes: &[Node]) -> String {
         CONTROL[0], CONTROL[1], OUTSIDE[0], OUTSIDE[1]
     );
     for sink in SINK {
-        lines += &format!("neigh replace {sink} lladdr {NOBODY} dev sink0 nud permanent\nroute add default via {sink}\n");
+        lines +=
+            &format!("neigh replace {sink} lladdr {NOBODY} dev sink0 nud permanent\nroute add default via {sink}\n");
     }
     for node in nodes {
         lines += &format!("link add v{node} type veth peer name eth0 netns {}\n", node.namespace());

@@ -16,8 +16,7 @@ use crate::{
     cache::{Cache, Stamp},
     call, certificate,
     image::{Image, Layer, LayerFile, write_archive},
-    node,
-    package,
+    node, package,
     program::KUBERNETES,
     progress::{say, step},
     wait::{self, Patience},
@@ -140,7 +139,9 @@ fn agnhost(cache: &Cache, dir: &Path, base: Layer) -> Result<Image> {
     // Below /usr: Debian's /bin is a link to it where the packages are newer.
     layer.program(&cache.debian("bin/busybox"), "usr/bin/busybox")?;
     let root = cache.path("base");
-    let has = |applet: &str| ["bin", "sbin", "usr/bin", "usr/sbin"].iter().any(|d| root.join(d).join(applet).symlink_metadata().is_ok());
+    let has = |applet: &str| {
+        ["bin", "sbin", "usr/bin", "usr/sbin"].iter().any(|d| root.join(d).join(applet).symlink_metadata().is_ok())
+    };
     for applet in applets(cache)?.iter().filter(|applet| !has(applet)) {
         layer.link(&format!("usr/bin/{applet}"), "busybox")?;
     }

@@ -143,7 +143,9 @@ fn reverse_address(name: &Name) -> Option<IpAddr> {
     let digits = labels.get(..labels.len().checked_sub(2)?)?;
     match digits.len() {
         4 => Some(digits.iter().rev().cloned().collect::<Vec<_>>().join(".").parse::<Ipv4Addr>().ok()?.into()),
-        32 => Some(Ipv6Addr::from(u128::from_str_radix(&digits.iter().rev().cloned().collect::<String>(), 16).ok()?).into()),
+        32 => Some(
+            Ipv6Addr::from(u128::from_str_radix(&digits.iter().rev().cloned().collect::<String>(), 16).ok()?).into(),
+        ),
         _ => None,
     }
 }

@@ -133,7 +133,10 @@ mod tests {
     use serde_json::{Value, json};
 
     fn zone(services: Value, slices: Value) -> Zone {
-        Zone::new(&serde_json::from_value::<Vec<_>>(services).unwrap(), &serde_json::from_value::<Vec<_>>(slices).unwrap())
+        Zone::new(
+            &serde_json::from_value::<Vec<_>>(services).unwrap(),
+            &serde_json::from_value::<Vec<_>>(slices).unwrap(),
+        )
     }
 
     fn address(text: &str) -> Fact {
