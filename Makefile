@@ -13,7 +13,7 @@ FUZZ_TARGET ?= convert
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-candidates fuzz \
-	test-kernels clean
+	test-kernels cluster cluster-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,17 @@ test-kernels: ## load, attach and dial in Debian's own kernels, under qemu witho
 	@scripts/setup.sh build kernels
 	cargo build --workspace
 	scripts/kernels.sh
+
+# CLUSTER are options of `kit up`, such as --nodes 2 or --proxy nftables.
+cluster: ## a real Kubernetes of three nodes on this machine, with Beeline on each; says how to use it
+	@scripts/setup.sh build cluster
+	cargo build -p beeline -p beeline-kit
+	target/debug/kit build
+	target/debug/kit up $(CLUSTER)
+
+cluster-down: ## end it, and leave nothing behind
+	cargo build -p beeline-kit
+	target/debug/kit down
 
 clean: ## remove target/; the cache of tools and kernels stays
 	cargo clean

@@ -9,6 +9,7 @@
 #   check     formatters and cargo-deny
 #   kernels   qemu and what a small guest is made of
 #   fuzz      cargo-fuzz
+#   cluster   run, and what nodes of a Kubernetes on this machine call (the kit fetches the rest into its cache)
 #
 # Made for Debian 12 with root, git, make and a Rust toolchain. On another system it names the packages that it would
 # have installed and goes on if the programs are there. Cargo tools go to ${BEELINE_CACHE:-~/.cache/beeline}, outside
@@ -35,6 +36,7 @@ test_packages=(bind9-dnsutils bpftool curl iptables nftables procps python3 unbo
 check_packages=(clang-format-19)
 kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-x86 xz-utils)
 fuzz_packages=(g++)
+cluster_packages=(conntrack ethtool gcc iptables libc6-dev libseccomp2 nftables procps python3-pip socat)
 
 missing_packages() {
     local package
@@ -239,11 +241,15 @@ profile() {
             packages fuzz "${fuzz_packages[@]}"
             cargo_tool fuzz cargo-fuzz
             ;;
-        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz" ;;
+        cluster)
+            profile run
+            packages cluster "${cluster_packages[@]}"
+            ;;
+        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster" ;;
     esac
 }
 
-(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz"
+(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster"
 for name in "$@"; do
     profile "$name"
 done

@@ -9,8 +9,9 @@ fn root() -> PathBuf {
 }
 
 /// Crate by crate: which of our own crates it may use (not for tests).
-const MAY_USE: [(&str, &[&str]); 5] = [
+const MAY_USE: [(&str, &[&str]); 6] = [
     ("beeline-model", &[]),
+    ("beeline-kit", &[]),
     ("beeline-cluster", &["beeline-model"]),
     ("beeline-datapath", &["beeline-model"]),
     ("beeline-agent", &["beeline-model", "beeline-cluster", "beeline-datapath"]),

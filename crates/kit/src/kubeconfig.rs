@@ -1,0 +1,69 @@
+//! One file for each user of the API. JSON, which every reader of kubeconfigs takes, as it is YAML too.
+
+use anyhow::Result;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+
+use crate::{
+    certificate::{Authority, Pair},
+    plan::{self, Node},
+    state,
+};
+
+/// The group that may do what an agent of Beeline may do, and nothing else.
+pub const AGENT_GROUP: &str = "beeline:agents";
+
+pub fn agent_user(node: Node) -> String {
+    format!("beeline-agent-{node}")
+}
+
+pub fn make(authority: &Authority, nodes: &[Node]) -> Result<()> {
+    save(authority, "admin", "admin", Some("system:masters"))?;
+    for name in ["kube-controller-manager", "kube-scheduler", "kube-proxy"] {
+        save(authority, name, &format!("system:{name}"), None)?;
+    }
+    for node in nodes {
+        save(authority, &node.name(), &format!("system:node:{node}"), Some("system:nodes"))?;
+        save(authority, &agent_user(*node), &agent_user(*node), Some(AGENT_GROUP))?;
+    }
+    Ok(())
+}
+
+fn save(authority: &Authority, file: &str, user: &str, group: Option<&str>) -> Result<()> {
+    let pair = authority.client(user, group)?;
+    let text = serde_json::to_vec_pretty(&render(user, &authority.pair.certificate, &pair))?;
+    state::write(&state::kubeconfig(file), text)
+}
+
+pub fn render(user: &str, authority: &str, pair: &Pair) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "kit",
+        "clusters": [{"name": "kit", "cluster": {
+            "server": plan::api_url(),
+            "certificate-authority-data": STANDARD.encode(authority),
+        }}],
+        "users": [{"name": user, "user": {
+            "client-certificate-data": STANDARD.encode(&pair.certificate),
+            "client-key-data": STANDARD.encode(&pair.key),
+        }}],
+        "contexts": [{"name": "kit", "context": {"cluster": "kit", "user": user}}],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_the_api_server_and_carries_the_key() {
+        let pair = Pair { certificate: "CERTIFICATE".into(), key: "KEY".into() };
+        let config = render("beeline-agent-n1", "AUTHORITY", &pair);
+        assert_eq!(config["clusters"][0]["cluster"]["server"], "https://172.31.0.1:6443");
+        let user = &config["users"][0];
+        assert_eq!(user["name"], config["contexts"][0]["context"]["user"]);
+        let decoded = STANDARD.decode(user["user"]["client-key-data"].as_str().unwrap()).unwrap();
+        assert_eq!(decoded, b"KEY");
+    }
+}

@@ -1,0 +1,59 @@
+//! A real Kubernetes of several nodes on one machine: upstream's own programs, each node in namespaces and a cgroup of
+//! its own, with Beeline or kube-proxy or neither. The machine's own network, packet filter and settings stay as they
+//! are.
+//!
+//! `Cluster` is the way in. What is built is in the `cache`, what runs is in the cgroup tree, and who has which address
+//! is in the `plan`.
+
+#![forbid(unsafe_code)]
+
+pub mod addon;
+pub mod agent;
+pub mod cache;
+mod call;
+mod certificate;
+mod cgroup;
+pub mod cluster;
+mod control;
+pub mod e2e;
+pub mod first;
+mod image;
+pub mod junit;
+mod kubeconfig;
+mod manifest;
+pub mod namespace;
+mod network;
+pub mod node;
+mod package;
+pub mod part;
+pub mod plan;
+pub mod program;
+pub mod progress;
+pub mod proxy;
+mod state;
+pub mod store;
+mod toolchain;
+mod wait;
+
+pub use cgroup::Tree;
+pub use cluster::{Cluster, Wish, down};
+pub use namespace::{Place, run_in};
+pub use plan::Node;
+
+/// Builds what a cluster needs; what is there already is kept.
+pub fn build(cache: &cache::Cache, tests: bool, helm: bool) -> anyhow::Result<()> {
+    for dir in ["bin", "log"] {
+        std::fs::create_dir_all(cache.path(dir))?;
+    }
+    package::unpack_for_nodes(cache)?;
+    program::build_cluster(cache)?;
+    store::build(cache)?;
+    if tests {
+        program::build_tests(cache)?;
+    }
+    if helm {
+        program::build_helm(cache)?;
+    }
+    progress::say(format!("built: {}", cache.root().display()));
+    Ok(())
+}

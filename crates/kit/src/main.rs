@@ -1,0 +1,98 @@
+//! The command line of the kit. What it does is in the library.
+#![forbid(unsafe_code)]
+
+mod args;
+
+use std::{os::unix::process::CommandExt, process::ExitCode, time::Duration};
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+
+use args::{Args, Command, Deed};
+use kit::{
+    Cluster, Place, Wish, addon, agent,
+    cache::Cache,
+    cluster,
+    e2e::Run,
+    first, node,
+    progress::{quick, say},
+    store,
+};
+
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kit: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Build { e2e, helm } => kit::build(&Cache::open()?, e2e, helm),
+        Command::Up { proxy, nodes, zones, no_beeline, binary, no_addon } => {
+            let agent = if no_beeline { None } else { Some(agent::binary(binary.as_deref())?) };
+            up(&Wish { nodes, proxy: proxy.mode(), zones, agent, addon: !no_addon })
+        }
+        Command::Down => quick("down", kit::down),
+        Command::Status => status(),
+        Command::Kubectl { words } => Err(Cluster::find()?.kubectl_command()?.args(words).exec().into()),
+        Command::Node { node, entry } => Err(Place::Node(node).exec(&entry.part, entry.detach, &entry.words)),
+        Command::Control { entry } => Err(Place::Control.exec(&entry.part, entry.detach, &entry.words)),
+        Command::Start { part } => Cluster::find()?.part(&part)?.start(),
+        Command::Stop { part } => Cluster::find()?.part(&part)?.stop(),
+        Command::Restart { part } => Cluster::find()?.part(&part)?.restart(),
+        Command::Image { name, binary } => image(&name, &binary),
+        Command::Proxy { mode } => Cluster::find()?.set_proxy(mode.mode()),
+        Command::Agent { node, deed, binary, extra } => match deed {
+            Deed::Start => agent::start(node, &agent::binary(binary.as_deref())?, &extra),
+            Deed::Stop => agent::part(node)?.stop(),
+            Deed::Kill => agent::part(node)?.kill(),
+        },
+        Command::E2e { name, focus, skip, processes, limit } => {
+            specs(&Run { name, focus, skip, processes, limit: Duration::from_secs(limit) })
+        }
+        Command::Addon => addon::run(),
+        Command::First { node, inside: false } => node::exec_first(node),
+        Command::First { node, inside: true } => first::run(node),
+    }
+}
+
+fn up(wish: &Wish) -> Result<()> {
+    let cluster = quick("all", || Cluster::up(wish))?;
+    cluster::explain(&cluster);
+    Ok(())
+}
+
+fn status() -> Result<()> {
+    let cluster = Cluster::find()?;
+    for title in cluster.parts() {
+        let part = cluster.part(&title)?;
+        let state = if part.running()? { "runs" } else { "-" };
+        println!("{title:<26} {state:<5} {}", part.log().display());
+    }
+    Ok(())
+}
+
+fn image(name: &str, binary: &std::path::Path) -> Result<()> {
+    let cluster = Cluster::find()?;
+    let archive = quick("image", || store::make_image(&cluster.cache, name, binary))?;
+    for node in cluster.nodes() {
+        quick(&format!("import into {node}"), || node::import(node, &archive, &cluster.cache))?;
+    }
+    say(format!("{name} is on every node; use it with imagePullPolicy: Never"));
+    Ok(())
+}
+
+/// Succeeds if specs ran and all of them passed.
+fn specs(run: &Run) -> Result<()> {
+    let ran = run.start(&Cluster::find()?)?;
+    let (passed, failed) = (ran.iter().filter(|spec| spec.state == "passed").count(), |spec: &&kit::junit::Spec| {
+        !["passed", "skipped"].contains(&spec.state.as_str())
+    });
+    let failed = ran.iter().filter(failed).count();
+    ensure!(failed == 0 && passed > 0, "{passed} specs passed, {failed} did not");
+    Ok(())
+}
