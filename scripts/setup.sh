@@ -9,6 +9,7 @@
 #   check     formatters and cargo-deny
 #   kernels   qemu and what a small guest is made of
 #   fuzz      cargo-fuzz
+#   cross     a C compiler for arm64
 #
 # Made for Debian 12 with root, git, make and a Rust toolchain. On another system it names the packages that it would
 # have installed and goes on if the programs are there. Cargo tools go to ${BEELINE_CACHE:-~/.cache/beeline}, outside
@@ -35,6 +36,7 @@ test_packages=(bind9-dnsutils bpftool curl iptables nftables procps python3 unbo
 check_packages=(clang-format-19)
 kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-x86 xz-utils)
 fuzz_packages=(g++)
+cross_packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross dpkg)
 
 missing_packages() {
     local package
@@ -239,11 +241,12 @@ profile() {
             packages fuzz "${fuzz_packages[@]}"
             cargo_tool fuzz cargo-fuzz
             ;;
-        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz" ;;
+        cross) packages cross "${cross_packages[@]}" ;;
+        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz|cross" ;;
     esac
 }
 
-(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz"
+(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz|cross"
 for name in "$@"; do
     profile "$name"
 done
