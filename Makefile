@@ -13,10 +13,10 @@ FUZZ_TARGET ?= convert
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-candidates fuzz \
-	test-kernels cluster cluster-down clean
+	test-kernels test-chart test-rights release-arm64 cluster cluster-down clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## packages and mounts for building, testing and the demo
 	@scripts/setup.sh build test
@@ -45,6 +45,9 @@ test-all: ## test, check, release build, older and newer kernels, fuzzing, bench
 	BEELINE_LONG=1 $(MAKE) test
 	$(MAKE) check
 	$(MAKE) release
+	$(MAKE) release-arm64
+	$(MAKE) test-chart
+	$(MAKE) test-rights
 	$(MAKE) test-kernels
 	$(MAKE) fuzz
 	$(MAKE) bench
@@ -56,7 +59,7 @@ check: ## formatting, lints, licences and sources of dependencies, shell syntax
 	clang-format-19 --dry-run -Werror $(wildcard bpf/*.[ch])
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo-deny --log-level error check bans licenses sources
-	for script in .ci/run scripts/*.sh; do bash -n "$$script"; done
+	for script in .ci/run scripts/*.sh deploy/kubectl-beeline deploy/detach-wait; do bash -n "$$script"; done
 	busybox sh -n scripts/kernels/init 2>/dev/null || sh -n scripts/kernels/init
 
 bench: ## socket path against direct, nftables and iptables; table, plot, target/bench/socket.json
@@ -92,6 +95,17 @@ cluster: ## a real Kubernetes of three nodes on this machine, with Beeline on ea
 cluster-down: ## end it, and leave nothing behind
 	cargo build -p beeline-kit
 	target/debug/kit down
+
+test-chart: ## the chart lints and renders, and deploy/manifests is what it renders; builds Helm once
+	scripts/chart.sh check
+
+test-rights: ## the agent with exactly the manifest's capabilities, and without each of them
+	@scripts/setup.sh build test
+	cargo build -p beeline
+	scripts/rights.sh
+
+release-arm64: ## the release binary for arm64, cross-compiled
+	scripts/cross-arm64.sh
 
 clean: ## remove target/; the cache of tools and kernels stays
 	cargo clean

@@ -10,6 +10,7 @@
 #   kernels   qemu and what a small guest is made of
 #   fuzz      cargo-fuzz
 #   cluster   run, and what nodes of a Kubernetes on this machine call (the kit fetches the rest into its cache)
+#   cross     a C compiler for arm64
 #
 # Made for Debian 12 with root, git, make and a Rust toolchain. On another system it names the packages that it would
 # have installed and goes on if the programs are there. Cargo tools go to ${BEELINE_CACHE:-~/.cache/beeline}, outside
@@ -37,6 +38,7 @@ check_packages=(clang-format-19)
 kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-x86 xz-utils)
 fuzz_packages=(g++)
 cluster_packages=(conntrack ethtool gcc iptables libc6-dev libseccomp2 nftables procps python3-pip socat)
+cross_packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross dpkg)
 
 missing_packages() {
     local package
@@ -245,11 +247,12 @@ profile() {
             profile run
             packages cluster "${cluster_packages[@]}"
             ;;
-        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster" ;;
+        cross) packages cross "${cross_packages[@]}" ;;
+        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross" ;;
     esac
 }
 
-(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster"
+(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross"
 for name in "$@"; do
     profile "$name"
 done

@@ -260,11 +260,7 @@ impl Options {
     }
 
     pub fn settings(&self) -> anyhow::Result<Settings> {
-        if self.beside_kube_proxy && (self.metrics_address.is_some() || self.health_address.is_some()) {
-            bail!(
-                "--beside-kube-proxy chooses the ports itself: leave out --metrics-address and --health-address, or it"
-            );
-        }
+        // Other defaults, no more: an address that was given holds, so that metrics can be asked for from elsewhere.
         let (metrics, health) = if self.beside_kube_proxy {
             ("127.0.0.1:10349", "0.0.0.0:10356")
         } else {

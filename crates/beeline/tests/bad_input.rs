@@ -205,7 +205,6 @@ fn wrong_options_are_named() {
         &["--sync-period", "9999999999999999999h"],
         &["--sync-period", "99999999999999999999h"],
         &["--self-test", "maybe"],
-        &["--beside-kube-proxy", "--metrics-address", "127.0.0.1:1"],
     ] {
         let said = refused_start(&cgroup, &[&all[..], args].concat());
         assert!(said.contains(args[0]), "{args:?}: {said}");
@@ -236,7 +235,6 @@ fn a_wrong_configuration_file_is_named() {
         ("max-services: 3\n", "--max-services"),
         ("- a list\n", "--config"),
         ("max-services: [\n", "--config"),
-        ("beside-kube-proxy: true\nmetrics-address: 127.0.0.1:1\n", "--beside-kube-proxy"),
         ("events: loud\n", "--events"),
     ] {
         std::fs::write(&path, text).unwrap();

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Cross-compiles the release binary for arm64 on Debian 12 (amd64): scripts/cross-arm64.sh [--check]
+#
+#   --check   only type-check and build the C parts: no link, a fraction of the time
+#
+# The compiler is Debian's package gcc-aarch64-linux-gnu. libelf and zlib, which libbpf links to, come from Debian's
+# arm64 packages, unpacked in a cache and never installed: the machine's own dpkg learns of no other architecture. The
+# kernel half needs nothing: BPF knows only an endianness, and both architectures are little-endian.
+#
+# Environment: BEELINE_CACHE (default ~/.cache/beeline), CARGO_TARGET_DIR.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target=aarch64-unknown-linux-gnu
+root=${BEELINE_CACHE:-$HOME/.cache/beeline}/arm64
+say() { echo "cross-arm64: $*"; }
+die() {
+    echo "cross-arm64: $1" >&2
+    echo "    next: $2" >&2
+    exit 1
+}
+
+# This machine's own sources and keys, but lists and state of our own, for arm64.
+foreign_apt() {
+    apt-get -q -o Dir::State="$root/apt/state" -o Dir::State::status="$root/apt/status" -o Dir::Cache="$root/apt/cache" \
+        -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root \
+        -o Acquire::Languages=none -o Acquire::Retries=3 "$@"
+}
+
+libraries() {
+    local packages=(libelf-dev libelf1 zlib1g-dev zlib1g)
+    if [[ -e $root/complete ]]; then
+        say "libelf and zlib for arm64 are in $root"
+        return
+    fi
+    say "unpacking ${packages[*]} for arm64 in $root"
+    rm -rf "$root"
+    mkdir -p "$root"/{apt/state/lists/partial,apt/cache/archives/partial,deb,sysroot}
+    touch "$root/apt/status"
+    foreign_apt update >"$root/log" 2>&1 && (cd "$root/deb" && foreign_apt download "${packages[@]}") >>"$root/log" 2>&1 ||
+        die "Debian's arm64 packages: $(tail -n 1 "$root/log")" "apt's sources must offer arm64: see $root/log"
+    local package
+    for package in "$root"/deb/*.deb; do
+        dpkg-deb -x "$package" "$root/sysroot"
+    done
+    rm -rf "$root/apt" "$root/deb"
+    touch "$root/complete"
+}
+
+tools() {
+    scripts/setup.sh build cross
+    if ! rustc --print target-libdir --target "$target" 2>/dev/null | xargs -I{} test -d {}; then
+        command -v rustup >/dev/null || die "Rust's library for $target" "install it for this toolchain"
+        say "adding $target to the Rust toolchain"
+        rustup -q target add "$target" || die "Rust's library for $target" "rustup target add $target"
+    fi
+}
+
+# The host's own pkg-config files must not answer for the target.
+environment() {
+    local lib=$root/sysroot/usr/lib/aarch64-linux-gnu
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-L native=$lib -C link-arg=-Wl,-rpath-link,$lib"
+    export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc AR_aarch64_unknown_linux_gnu=aarch64-linux-gnu-ar
+    export CFLAGS_aarch64_unknown_linux_gnu="-I$root/sysroot/usr/include"
+    export PKG_CONFIG_ALLOW_CROSS=1 PKG_CONFIG_SYSROOT_DIR=$root/sysroot PKG_CONFIG_LIBDIR=$lib/pkgconfig
+}
+
+# What came out must be what was asked for.
+look() {
+    local binary=$1 kind needed
+    kind=$(aarch64-linux-gnu-readelf -h "$binary" | sed -n 's/^ *Machine: *//p')
+    [[ $kind == AArch64 ]] || die "$binary is for $kind" "look at the linker that cargo used: cargo build -v"
+    needed=$(aarch64-linux-gnu-readelf -d "$binary" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' | tr '\n' ' ')
+    say "$binary: $kind, $(stat -c %s "$binary") bytes, needs $needed"
+}
+
+tools
+libraries
+environment
+case ${1:-} in
+    --check) cargo check --locked --release --target "$target" -p beeline ;;
+    "")
+        cargo build --locked --release --target "$target" -p beeline
+        look "${CARGO_TARGET_DIR:-target}/$target/release/beeline"
+        ;;
+    *) die "there is no option $1" "scripts/cross-arm64.sh [--check]" ;;
+esac

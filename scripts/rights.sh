@@ -1,0 +1,185 @@
+#!/usr/bin/env bash
+# Measures what the capabilities of deploy/manifests/beeline.yaml are for: scripts/rights.sh [CAPABILITY...]
+#
+# Runs the agent as the chart's container is run (root, own pid namespace, mounts that follow the host's, no new
+# privileges) with exactly the manifest's capabilities, which must do, and then without each one of them, which must not:
+# a capability that nobody misses fails this script. With arguments: one run with just these.
+#
+# A run goes through: start and self-test; a connected UDP socket of another user in a network namespace whose backend
+# goes; a second start that takes over; cleanup without any capability. Everything has names of its own and is removed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+beeline=${BEELINE:-target/debug/beeline}
+manifest=deploy/manifests/beeline.yaml
+die() {
+    echo "rights: $1" >&2
+    echo "    next: $2" >&2
+    exit 1
+}
+[[ $EUID == 0 ]] || die "root is needed" "sudo scripts/rights.sh"
+[[ -x $beeline ]] || die "there is no $beeline" "make build, or BEELINE=/path/to/beeline"
+cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)
+[[ $cgroups ]] || die "no cgroup2 is mounted" "scripts/setup.sh run"
+
+name=rights-$$
+group=$cgroups/$name pins=/sys/fs/bpf/$name dir=$(mktemp -d)
+agent='' client='' capabilities=''
+
+# --- the ground ------------------------------------------------------------------------------------------------
+
+tear_down() {
+    [[ -z $client ]] || kill "$client" 2>/dev/null || true
+    stop_agent
+    "$beeline" cleanup --pin-dir "$pins" >/dev/null 2>&1 || true
+    ip netns del "$name" 2>/dev/null || true
+    for _ in {1..50}; do
+        rmdir "$group"/*/ "$group" 2>/dev/null || true
+        [[ -d $group ]] || break
+        sleep 0.1
+    done
+    rm -rf "$dir"
+}
+trap tear_down EXIT
+
+# One UDP service; its one backend is the argument.
+objects() {
+    cat >"$dir/aside" <<Y
+{apiVersion: v1, kind: Service, metadata: {name: dns, namespace: default}, spec: {clusterIP: 10.96.9.53,
+ ports: [{name: d, port: 53, protocol: UDP}]}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, ports: [{name: d, port: 5353, protocol: UDP}],
+ metadata: {name: dns-1, namespace: default, labels: {kubernetes.io/service-name: dns}}, endpoints: [{addresses: [$1]}]}
+Y
+    mv "$dir/aside" "$dir/manifests/objects.yaml"
+}
+
+ground() {
+    mkdir -p "$group/pod" "$dir/manifests"
+    ip netns add "$name"
+    ip -n "$name" link set lo up
+    ip -n "$name" address add 10.244.9.1/32 dev lo
+}
+
+# --- the agent, as the kubelet would start it ------------------------------------------------------------------
+
+limited() {
+    local bounds=-all word
+    for word in $capabilities; do bounds+=,+$word; done
+    setpriv --bounding-set="$bounds" --inh-caps=-all --no-new-privs "$@"
+}
+
+# unshare passes no signal on: the agent itself is looked for among its children.
+start_agent() {
+    export -f limited
+    export capabilities
+    unshare --mount --propagation slave --pid --fork --kill-child --mount-proc bash -c 'limited "$@"' limited "$beeline" agent \
+        --manifests "$dir/manifests" --node-name node-1 --cgroup "$group" --pin-dir "$pins" --socket "$dir/socket" \
+        --metrics-address off --health-address off >"$dir/log" 2>&1 &
+    agent=$!
+    for _ in {1..100}; do
+        ! grep -q ' serving ' "$dir/log" || return 0
+        kill -0 "$agent" 2>/dev/null || break
+        sleep 0.1
+    done
+    return 1
+}
+
+stop_agent() {
+    [[ $agent ]] || return 0
+    kill -KILL "$agent" 2>/dev/null || true # --kill-child ends the agent with it
+    wait "$agent" 2>/dev/null || true
+    agent=''
+    for _ in {1..50}; do
+        "$beeline" status --pin-dir "$pins" --socket "$dir/socket" 2>/dev/null | grep -q '^agent  *beeline' || return 0
+        sleep 0.1
+    done
+}
+
+status() { "$beeline" status --pin-dir "$pins" --socket "$dir/socket" -o json | tr -d ' \n' | grep -o "\"$1\":[^,}]*" | cut -d: -f2; }
+
+# A process of another user, below our cgroup and in the namespace, with a connected socket.
+dial() {
+    (
+        echo "$BASHPID" >"$group/pod/cgroup.procs"
+        exec ip netns exec "$name" setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all --inh-caps=-all \
+            /usr/bin/python3 -c '
+import socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.connect(("10.96.9.53", 53))
+print("dialled", flush=True)
+time.sleep(60)'
+    ) >"$dir/client" 2>&1 &
+    client=$!
+    for _ in {1..100}; do
+        ! grep -q dialled "$dir/client" || return 0
+        sleep 0.1
+    done
+    return 1
+}
+
+# --- one run: says what failed, or nothing ---------------------------------------------------------------------
+
+stages() {
+    objects 10.244.9.1
+    start_agent || { echo "start: $(tail -n 1 "$dir/log")"; return; }
+    [[ $(status selfTest) == '"passed"' ]] || { echo "self-test: $(status selfTest)"; return; }
+    dial || { echo "dial: $(cat "$dir/client")"; return; }
+    objects 10.244.9.2
+    for _ in {1..30}; do
+        [[ $(status udpSocketsDestroyed) == 0 ]] || break
+        sleep 0.1
+    done
+    [[ $(status udpSocketsDestroyed) == 1 ]] ||
+        { echo "stale UDP socket: $(grep -m 1 -o 'stale UDP.*' "$dir/log" || echo 'not destroyed')"; return; }
+    stop_agent
+    start_agent || { echo "second start: $(tail -n 1 "$dir/log")"; return; }
+    [[ $(status start) == '"adopted"' ]] || { echo "second start: $(status start)"; return; }
+    stop_agent
+    capabilities='' limited "$beeline" cleanup --pin-dir "$pins" >"$dir/cleanup" 2>&1 || echo "cleanup: $(cat "$dir/cleanup")"
+}
+
+run() {
+    capabilities=$1
+    ground
+    stages >"$dir/said" 2>&1 || true
+    local said
+    said=$(<"$dir/said")
+    stop_agent
+    tear_down
+    client='' dir=$(mktemp -d)
+    echo "$said"
+}
+
+if (($#)); then
+    said=$(run "${*,,}")
+    echo "${*}: ${said:-everything works}"
+    exit
+fi
+# The items below `add:`, until a line of another kind.
+mapfile -t listed < <(awk '/^ +add:$/ { on = 1; next } on && /^ +- / { print $2; next } on && !/^ +#/ { exit }' "$manifest")
+((${#listed[@]})) || die "$manifest adds no capability" "scripts/chart.sh render"
+said=$(run "${listed[*],,}")
+[[ -z $said ]] || die "with ${listed[*]}: $said" "a capability is missing in deploy/chart/templates/daemonset.yaml"
+echo "with ${listed[*]}: everything works"
+
+# SYS_ADMIN stands in for the narrower three, so these are measured without it.
+narrow=()
+for one in "${listed[@]}"; do [[ $one == SYS_ADMIN ]] || narrow+=("$one"); done
+needed() {
+    local without=$1 said
+    shift
+    said=$(run "${*,,}")
+    [[ $said ]] || die "nobody misses $without" "take it out of deploy/chart/templates/daemonset.yaml"
+    echo "without $without: $said"
+}
+for one in "${listed[@]}"; do
+    if [[ $one == SYS_ADMIN ]]; then
+        needed "$one" "${narrow[@]}"
+    else
+        rest=()
+        for other in "${narrow[@]}"; do [[ $other == "$one" ]] || rest+=("$other"); done
+        needed "$one (and SYS_ADMIN)" "${rest[@]}"
+    fi
+done
+echo "rights: each of ${listed[*]} is needed, and they are enough"
