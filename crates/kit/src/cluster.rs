@@ -135,6 +135,21 @@ impl Cluster {
         }
     }
 
+    /// Starts a part; the API server also answers when this returns.
+    pub fn start_part(&self, title: &str) -> Result<()> {
+        let part = self.part(title)?;
+        part.start()?;
+        match part.name.as_str() {
+            "kube-apiserver" => self.wait_for_api(),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn restart_part(&self, title: &str) -> Result<()> {
+        self.part(title)?.stop()?;
+        self.start_part(title)
+    }
+
     /// Titles of all parts that there can be.
     pub fn parts(&self) -> Vec<String> {
         let control = control::PARTS.iter().map(|name| (*name).to_owned());

@@ -95,11 +95,6 @@ impl Part {
         wait::until(self.patience("end of", 30), || Ok(self.pids()?.is_empty().then_some(())))
     }
 
-    pub fn restart(&self) -> Result<()> {
-        self.stop()?;
-        self.start()
-    }
-
     fn program_name(&self) -> String {
         let program = self.words.first().map(PathBuf::from).unwrap_or_default();
         program.file_name().unwrap_or_default().to_string_lossy().into_owned()
