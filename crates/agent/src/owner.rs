@@ -56,6 +56,8 @@ pub fn own(
         if state.is_synced() {
             health.programmed(!state.has_pending());
             programmed.send_if_modified(|is| !std::mem::replace(is, true));
+        } else {
+            health.waits();
         }
     }
 }
@@ -63,7 +65,6 @@ pub fn own(
 fn serve(state: &mut State, message: Message, health: &Health) -> anyhow::Result<()> {
     match message {
         Message::Facts(batch) => {
-            health.queued();
             let was_live = state.program.is_live();
             state.apply(batch)?;
             if (!was_live || state.self_test == "not run") && state.program.is_live() {
