@@ -68,6 +68,11 @@ impl Health {
         self.with(|i| i.queued = i.queued.or(Some(SystemTime::now())));
     }
 
+    /// What has come in is taken in, but nothing may be programmed before the source has been read once.
+    pub fn waits(&self) {
+        self.with(|i| i.queued = None);
+    }
+
     pub fn programmed(&self, all: bool) {
         self.with(|i| {
             i.updated = SystemTime::now();
@@ -96,13 +101,13 @@ impl Health {
         self.with(|i| i.answers[page as usize * 2 + usize::from(!healthy)] += 1);
     }
 
-    /// By metric: the page, and how often each code was its answer.
-    pub fn answers(&self) -> [(&'static str, &'static str, [(u16, u64); 2]); 2] {
+    /// How often each code was the answer of this page.
+    pub fn answers(&self, page: Page) -> [(u16, u64); 2] {
         let [well, unwell, live, dead] = self.with(|i| i.answers);
-        [
-            ("kubeproxy_proxy_healthz", "/healthz", [(200, well), (503, unwell)]),
-            ("kubeproxy_proxy_livez", "/livez", [(200, live), (503, dead)]),
-        ]
+        match page {
+            Page::Healthz => [(200, well), (503, unwell)],
+            Page::Livez => [(200, live), (503, dead)],
+        }
     }
 
     pub fn report(&self, healthy: bool) -> Report {

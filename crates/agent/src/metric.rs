@@ -1,6 +1,6 @@
 //! Metrics, rendered when asked. kube-proxy's names where dashboards already read them, ours are `beeline_*`.
 
-use crate::health::Health;
+use crate::health::{Health, Page};
 use crate::state::State;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -75,12 +75,12 @@ fn register_kube_proxy(registry: &mut Registry, state: &State) {
 }
 
 fn register_health(registry: &mut Registry, health: &Health) {
-    for (name, page, counts) in health.answers() {
+    for (name, page) in [("healthz", Page::Healthz), ("livez", Page::Livez)] {
         let family: Family<Code, Counter> = Family::default();
-        for (code, count) in counts {
+        for (code, count) in health.answers(page) {
             family.get_or_create(&Code { code: code.to_string() }).inc_by(count);
         }
-        registry.register(name, format!("Answers of {page}"), family);
+        registry.register(format!("kubeproxy_proxy_{name}"), format!("Answers of /{name}"), family);
     }
 }
 

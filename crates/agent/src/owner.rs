@@ -59,6 +59,8 @@ pub fn own(
         if state.is_synced() {
             health.programmed(!state.has_pending());
             programmed.send_if_modified(|is| !std::mem::replace(is, true));
+        } else {
+            health.waits();
         }
     }
 }

@@ -21,6 +21,9 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinSet;
 
 pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
+    if let Origin::Server(server) = &settings.origin {
+        server.access.check().await?;
+    }
     if !settings.fixed_addresses {
         settings.rules.own_addresses = interface::own_addresses().context("cannot read the interfaces' addresses")?;
     }
@@ -49,7 +52,8 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     tasks.spawn_blocking(move || own(state, &inbox, &shared, &programmed).context("the agent's state"));
     let lines = event_lines.clone();
     tasks.spawn_blocking(move || pump(&events, &lines, &identities));
-    tasks.spawn(follow(settings.origin.clone(), owner.clone(), is_programmed, health.clone()));
+    warn_of_loop(&settings.origin);
+    tasks.spawn(follow(settings.origin.clone(), owner.clone(), health.clone(), is_programmed));
     if settings.probes {
         tasks.spawn(probe::serve(probes, health.clone()));
     }
@@ -86,11 +90,22 @@ async fn stop_signal() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Who provides an address should not need it to begin.
+fn warn_of_loop(origin: &Origin) {
+    if let Origin::Server(server) = origin
+        && server.access.is_service()
+    {
+        tracing::warn!(
+            "the API server is reached at its service address, which this agent provides itself: give --api-server where no kube-proxy runs"
+        );
+    }
+}
+
 async fn follow(
     origin: Origin,
     owner: Sender<Message>,
-    programmed: watch::Receiver<bool>,
     health: Arc<Health>,
+    programmed: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let (tx, mut rx) = mpsc::channel(16);
     let forward = async {

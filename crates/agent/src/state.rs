@@ -145,7 +145,7 @@ impl State {
         let first = (batch.synced && !self.source.synced) || (batch.whole && !self.source_whole);
         self.note_refusals(&batch.refusals);
         self.source_refusals = batch.refusals;
-        self.source.error = batch.error;
+        self.note_error(batch.error);
         self.source.name = batch.server.unwrap_or_else(|| std::mem::take(&mut self.source.name));
         self.source.synced |= batch.synced;
         self.source_whole |= batch.whole;
@@ -163,6 +163,18 @@ impl State {
         self.sync(started)?;
         self.changes.reached(&batch.triggers);
         Ok(())
+    }
+
+    /// Said when it begins, when it becomes another and when it ends, not with every try.
+    fn note_error(&mut self, error: Option<String>) {
+        match (&self.source.error, &error) {
+            (before, Some(now)) if before.as_ref() != Some(now) => {
+                tracing::warn!("the source cannot be read, what it said before holds: {now}");
+            }
+            (Some(_), None) => tracing::info!("the source can be read again"),
+            _ => {}
+        }
+        self.source.error = error;
     }
 
     fn note_refusals(&self, new: &[Refusal]) {

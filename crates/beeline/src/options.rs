@@ -173,7 +173,7 @@ impl Options {
     }
 
     pub fn manifests(&self) -> anyhow::Result<&Path> {
-        self.manifests.as_deref().ok_or_else(|| anyhow!("--manifests DIR is needed: the folder to read objects from"))
+        self.manifests.as_deref().ok_or_else(|| anyhow!("--manifests DIR is needed: a plan is made of a folder"))
     }
 
     /// Where the objects come from: a folder, the API server of a kubeconfig, or one reached with the pod's own account.
@@ -182,6 +182,9 @@ impl Options {
         let given = [self.manifests.is_some(), self.kubeconfig.is_some(), !self.api_server.is_empty()];
         if given.into_iter().filter(|is| *is).count() > 1 {
             bail!("--manifests, --kubeconfig and --api-server are three sources: give one of them");
+        }
+        if self.context.is_some() && self.kubeconfig.is_none() {
+            bail!("--context needs --kubeconfig: it names one of that file's contexts");
         }
         if let Some(path) = self.manifests.clone() {
             if self.clear_startup_taint || self.nodes.is_some() {
@@ -204,9 +207,6 @@ impl Options {
     fn access(&self) -> anyhow::Result<Access> {
         if let Some(path) = self.kubeconfig.clone() {
             return Ok(Access::Kubeconfig { path, context: self.context.clone() });
-        }
-        if self.context.is_some() {
-            bail!("--context needs --kubeconfig");
         }
         if self.api_server.is_empty() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() {
             bail!(

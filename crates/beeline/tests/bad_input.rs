@@ -205,6 +205,11 @@ fn wrong_options_are_named() {
         &["--sync-period", "9999999999999999999h"],
         &["--sync-period", "99999999999999999999h"],
         &["--self-test", "maybe"],
+        &["--kubeconfig", "/nonexistent"],
+        &["--api-server", "https://192.0.2.1:6443"],
+        &["--context", "some"],
+        &["--nodes", "watch"],
+        &["--clear-startup-taint"],
     ] {
         let said = refused_start(&cgroup, &[&all[..], args].concat());
         assert!(said.contains(args[0]), "{args:?}: {said}");
@@ -213,6 +218,16 @@ fn wrong_options_are_named() {
         let at = all.iter().position(|a| *a == option).unwrap();
         [&all[..at], &all[at + 2..]].concat()
     };
+    for args in [
+        &["--kubeconfig", "/nonexistent"][..],
+        &["--kubeconfig", "/dev/null"],
+        &["--api-server", "192.0.2.1:6443"],
+        &["--api-server", "https://192.0.2.1:6443", "--context", "some"],
+        &["--nodes", "some", "--api-server", "https://192.0.2.1:6443"],
+    ] {
+        let said = refused_start(&cgroup, &[&without("--manifests")[..], args].concat());
+        assert!(said.contains(args[0]) || said.contains("--context"), "{args:?}: {said}");
+    }
     for option in ["--manifests", "--node-name"] {
         let said = refused_start(&cgroup, &without(option));
         assert!(said.contains(option), "{option}: {said}");

@@ -2,9 +2,14 @@
 
 use super::WRONG;
 use crate::args::Doctor;
+use crate::live::Live;
 use crate::print;
+use beeline_agent::status::Request;
 use beeline_datapath::{cgroup, query};
+use beeline_model::Protocol;
+use beeline_model::row::FrontendKey;
 use serde::Serialize;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -39,6 +44,7 @@ pub fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
         errno(),
         reaping(),
     ];
+    checks.extend(api_server(doctor));
     checks.extend(root.as_deref().map(others).unwrap_or_default());
     print::show(doctor.view.output, &checks, || {
         let mark = |level| match level {
@@ -134,6 +140,26 @@ fn cgroup2(root: Option<&Path>) -> Check {
         ),
         None => check("cgroup2", Level::Wrong, "not mounted", "mount -t cgroup2 none /sys/fs/cgroup/unified"),
     }
+}
+
+/// An agent that needs an address that it provides itself cannot begin where nobody else provides it.
+fn api_server(doctor: &Doctor) -> Option<Check> {
+    let place = &doctor.view.place;
+    let status = beeline_agent::ask(&place.socket, &Request::Status)?.ok()?;
+    let server = status.pointer("/source/name")?.as_str()?;
+    let host = server.split_once("://")?.1.trim_end_matches('/');
+    let at: SocketAddr = host.parse().or_else(|_| format!("{host}:443").parse()).ok()?;
+    let key = FrontendKey::new(at.ip().into(), at.port(), Protocol::Tcp);
+    let own = Live::open(&place.pin_dir).ok()?.rows.frontends.contains_key(&key);
+    Some(match own {
+        true => check(
+            "API server",
+            Level::Wrong,
+            format!("{server} is a service address, which the agent provides itself"),
+            "give the control plane's own addresses by --api-server",
+        ),
+        false => check("API server", Level::Ok, server, ""),
+    })
 }
 
 fn errno() -> Check {

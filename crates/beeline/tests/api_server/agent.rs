@@ -49,17 +49,6 @@ impl Drop for Agent {
     }
 }
 
-fn write_kubeconfig(cluster: &Cluster) -> String {
-    let file = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "test",
-        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
-        "clusters": [{ "name": "test", "cluster": { "server": API, "certificate-authority": cluster.path("account/ca.crt") } }],
-        "users": [{ "name": "test", "user": { "tokenFile": cluster.path("account/token") } }],
-    });
-    std::fs::write(cluster.path("kubeconfig"), file.to_string()).unwrap();
-    cluster.path("kubeconfig")
-}
-
 async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -92,7 +81,8 @@ fn serves_what_the_api_server_says() {
         cluster.create_slice("web", "web-1", &[&cluster.lab.pod(0).v4.to_string()]).await;
         let _a = cluster.lab.pod(0).serve(8080).unwrap();
         let _b = cluster.lab.pod(1).serve(8080).unwrap();
-        let kubeconfig = write_kubeconfig(cluster);
+        let kubeconfig = cluster.write_kubeconfig(json!({ "tokenFile": cluster.path("account/token") }));
+        let kubeconfig = kubeconfig.to_str().unwrap().to_owned();
         let mut agent = Agent::of(cluster);
         agent.start(cluster, &["--kubeconfig", &kubeconfig]).wait_for("serving", PATIENCE).unwrap();
         assert_eq!(dial(cluster, "10.96.1.1:80"), "pod-a");

@@ -67,6 +67,8 @@ impl<'a> Cluster<'a> {
         let etcd = lab.node().program(program("etcd")).unwrap().args([data.as_str()]).args(own).spawn().unwrap();
         let mut cluster = Cluster { api: None, etcd, dir, lab };
         cluster.make_keys();
+        cluster.make_identity("first");
+        cluster.trust_identity("first");
         cluster.set_tokens(&[TOKEN]);
         cluster.start_api().await;
         cluster.write_account(TOKEN);
@@ -78,6 +80,37 @@ impl<'a> Cluster<'a> {
         let made = std::process::Command::new("openssl").args(["genrsa", "-out", &key, "2048"]).output();
         let made = made.expect("openssl makes the key of the service accounts: install openssl");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    }
+
+    /// A client's certificate that is its own authority.
+    pub fn make_identity(&self, name: &str) {
+        let (key, certificate) = (self.path(&format!("{name}.key")), self.path(&format!("{name}.crt")));
+        let args =
+            ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/O=system:masters/CN=agent"];
+        let made =
+            std::process::Command::new("openssl").args(args).args(["-keyout", &key, "-out", &certificate]).output();
+        let made = made.expect("openssl makes client certificates: install openssl");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    }
+
+    /// Whom the next API server knows by certificate.
+    pub fn trust_identity(&self, name: &str) {
+        std::fs::copy(self.path(&format!("{name}.crt")), self.path("clients.crt")).unwrap();
+    }
+
+    /// A kubeconfig for this user.
+    pub fn write_kubeconfig(&self, user: Value) -> PathBuf {
+        let file = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+            "clusters": [{
+                "name": "test",
+                "cluster": { "server": API, "certificate-authority": self.path("account/ca.crt") },
+            }],
+            "users": [{ "name": "test", "user": user }],
+        });
+        std::fs::write(self.path("kubeconfig"), file.to_string()).unwrap();
+        self.dir.path().join("kubeconfig")
     }
 
     pub fn path(&self, name: &str) -> String {
@@ -97,6 +130,7 @@ impl<'a> Cluster<'a> {
             "--advertise-address=172.31.0.11".into(),
             "--secure-port=6443".into(),
             format!("--cert-dir={}", self.path("pki")),
+            format!("--client-ca-file={}", self.path("clients.crt")),
             format!("--token-auth-file={}", self.path("tokens")),
             format!("--service-account-key-file={}", self.path("account.key")),
             format!("--service-account-signing-key-file={}", self.path("account.key")),
@@ -119,8 +153,7 @@ impl<'a> Cluster<'a> {
         if !Path::new(&self.path("pki/apiserver.crt")).exists() {
             return false;
         }
-        let token = std::fs::read_to_string(self.path("tokens")).unwrap();
-        let client = self.client_with(token.split(',').next().unwrap()).await;
+        let client = self.client().await;
         let request = http::Request::get("/readyz").body(Vec::new()).unwrap();
         client.request_text(request).await.is_ok()
     }
@@ -170,9 +203,13 @@ impl<'a> Cluster<'a> {
         Client::try_from(config).unwrap()
     }
 
-    async fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, kube::Error> {
+    pub async fn client(&self) -> Client {
         let token = std::fs::read_to_string(self.path("tokens")).unwrap();
-        let client = self.client_with(token.split(',').next().unwrap()).await;
+        self.client_with(token.split(',').next().unwrap()).await
+    }
+
+    async fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, kube::Error> {
+        let client = self.client().await;
         let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let request = http::Request::builder().method(method).uri(path).header("content-type", kind);
         client.request(request.body(serde_json::to_vec(body).unwrap()).unwrap()).await
@@ -191,8 +228,7 @@ impl<'a> Cluster<'a> {
     }
 
     pub async fn get(&self, path: &str) -> Value {
-        let token = std::fs::read_to_string(self.path("tokens")).unwrap();
-        let client = self.client_with(token.split(',').next().unwrap()).await;
+        let client = self.client().await;
         client.request(http::Request::get(path).body(Vec::new()).unwrap()).await.unwrap()
     }
 

@@ -2,6 +2,7 @@
 
 use crate::cluster::{API, Cluster, TOKEN, with_cluster};
 use crate::listener::Listener;
+use beeline_cluster::{Access, Server};
 use serde_json::json;
 
 #[test]
@@ -22,11 +23,34 @@ fn a_token_that_is_replaced() {
 }
 
 #[test]
+fn a_certificate_that_is_replaced() {
+    with_cluster(async |cluster: &mut Cluster| {
+        let copy = |name: &str| {
+            std::fs::copy(cluster.path(&format!("{name}.crt")), cluster.path("agent.crt")).unwrap();
+            std::fs::copy(cluster.path(&format!("{name}.key")), cluster.path("agent.key")).unwrap();
+        };
+        copy("first");
+        let (certificate, key) = (cluster.path("agent.crt"), cluster.path("agent.key"));
+        let path = cluster.write_kubeconfig(json!({ "client-certificate": certificate, "client-key": key }));
+        let access = Access::Kubeconfig { path, context: None };
+        let mut listener = Listener::to(Server { access, ..cluster.server() });
+        listener.until_synced().await;
+        cluster.make_identity("second");
+        cluster.trust_identity("second");
+        copy("second");
+        cluster.stop_api();
+        cluster.start_api().await;
+        cluster.create_service("web", "10.96.1.1").await;
+        listener.until("it is known by the new one", |l| l.last.error.is_none() && l.has_service("web")).await;
+    });
+}
+
+#[test]
 fn servers_are_tried_in_turn() {
     with_cluster(async |cluster: &mut Cluster| {
         cluster.write_account(TOKEN);
         let access = cluster.access(&["https://127.0.0.1:1", API]);
-        let mut listener = Listener::to(beeline_cluster::Server { access, ..cluster.server() });
+        let mut listener = Listener::to(Server { access, ..cluster.server() });
         listener.until_synced().await;
         assert_eq!(listener.last.server.as_deref(), Some(API));
         assert!(listener.has_service("kubernetes"));

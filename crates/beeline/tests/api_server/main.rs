@@ -7,9 +7,11 @@
 //! path. Where they are missing the tests fail and say so.
 
 mod agent;
+mod answer;
 mod cluster;
 mod credential;
 mod follow;
+mod front;
 mod listener;
 mod outage;
 mod proxy;

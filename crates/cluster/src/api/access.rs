@@ -63,6 +63,16 @@ impl Access {
         Ok(Access::InCluster { servers, account: SERVICE_ACCOUNT.into() })
     }
 
+    /// By the service address that every pod is told.
+    pub fn is_service(&self) -> bool {
+        matches!(self, Access::InCluster { servers, .. } if servers.is_empty())
+    }
+
+    /// Whether all that it names is there. Says nothing about the server.
+    pub async fn check(&self) -> Result<(), AccessError> {
+        self.load(0).await.map(drop)
+    }
+
     /// How many servers there are to try.
     pub(crate) fn servers(&self) -> usize {
         match self {

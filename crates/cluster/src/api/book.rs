@@ -232,3 +232,83 @@ fn kind_of(id: &Identity) -> Kind {
         Identity::Pod(_) => Kind::Pod,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Claim;
+    use k8s_openapi::api::core::v1::Service;
+
+    fn book() -> Book {
+        Book::new(Convert::new("local", Claim::default()), "node-1")
+    }
+
+    fn service(name: &str, ip: &str) -> Object {
+        let ports = r#"[{"name":"http","port":80,"protocol":"TCP"}]"#;
+        let spec = format!(r#"{{"clusterIP":"{ip}","clusterIPs":["{ip}"],"ipFamilies":["IPv4"],"ports":{ports}}}"#);
+        let text = format!(r#"{{"metadata":{{"name":"{name}","namespace":"default"}},"spec":{spec}}}"#);
+        Object::Service(Box::new(serde_json::from_str::<Service>(&text).unwrap()))
+    }
+
+    fn gone(batch: &Batch) -> usize {
+        batch.facts.iter().filter(|fact| matches!(fact, Fact::ServiceGone(_))).count()
+    }
+
+    fn tell(book: &mut Book, news: impl IntoIterator<Item = News>) -> Batch {
+        news.into_iter().for_each(|news| book.take(news));
+        book.batch("https://192.0.2.1".into()).unwrap_or_default()
+    }
+
+    #[test]
+    fn synced_is_when_all_have_been_listed() {
+        let mut book = book();
+        assert!(!tell(&mut book, [News::Begin(Kind::Service), News::Done(Kind::Service)]).synced);
+        assert!(!tell(&mut book, [News::Begin(Kind::EndpointSlice), News::Done(Kind::EndpointSlice)]).synced);
+        assert!(tell(&mut book, [News::Begin(Kind::Node), News::Done(Kind::Node)]).synced);
+    }
+
+    #[test]
+    fn a_node_that_nobody_may_read_holds_nothing_up() {
+        let mut book = book();
+        tell(&mut book, [News::Done(Kind::Service), News::Done(Kind::EndpointSlice)]);
+        let batch = tell(&mut book, [News::Failed(Kind::Node, "forbidden".into())]);
+        assert!(batch.synced && batch.error.is_some_and(|error| error.contains("forbidden")));
+        assert!(tell(&mut book, [News::Well(Kind::Node)]).error.is_none());
+    }
+
+    #[test]
+    fn what_a_list_does_not_name_is_gone_when_it_is_complete() {
+        let mut book = book();
+        let both = vec![service("a", "10.96.0.1"), service("b", "10.96.0.2")];
+        let batch = tell(&mut book, [News::Begin(Kind::Service), News::Listed(both), News::Done(Kind::Service)]);
+        assert_eq!((batch.facts.len(), gone(&batch)), (2, 0));
+        // Cut short: what it did not get to may still be there.
+        let batch = tell(&mut book, [News::Begin(Kind::Service), News::Listed(vec![service("a", "10.96.0.1")])]);
+        assert_eq!(gone(&batch), 0);
+        let one = vec![service("b", "10.96.0.2")];
+        let batch = tell(&mut book, [News::Begin(Kind::Service), News::Listed(one)]);
+        assert_eq!(gone(&batch), 0, "the list is not complete");
+        assert_eq!(gone(&tell(&mut book, [News::Done(Kind::Service)])), 1, "a is gone");
+    }
+
+    #[test]
+    fn an_object_that_is_no_longer_ours_is_gone_and_a_refusal_goes_with_its_object() {
+        let mut book = book();
+        let now = std::time::Instant::now();
+        assert_eq!(tell(&mut book, [News::Changed(service("a", "10.96.0.1"), now)]).facts.len(), 1);
+        assert_eq!(gone(&tell(&mut book, [News::Changed(service("a", "None"), now)])), 1);
+        let batch = tell(&mut book, [News::Changed(service("a", "127.0.0.1"), now)]);
+        assert_eq!((batch.facts.len(), batch.refusals.len(), book.notices.len()), (0, 1, 1));
+        tell(&mut book, [News::Changed(service("a", "127.0.0.1"), now)]);
+        assert_eq!(book.notices.len(), 1, "nothing new");
+        assert!(tell(&mut book, [News::Gone(service("a", "127.0.0.1"))]).refusals.is_empty());
+    }
+
+    #[test]
+    fn says_nothing_if_nothing_changed() {
+        let mut book = book();
+        assert!(book.batch("s".into()).is_some(), "the first time");
+        book.take(News::Begin(Kind::Service));
+        assert!(book.batch("s".into()).is_none());
+    }
+}

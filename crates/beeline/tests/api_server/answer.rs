@@ -1,0 +1,83 @@
+//! Answers that are not what was asked for.
+
+use crate::cluster::{Cluster, with_cluster};
+use crate::front::{Front, status};
+use crate::listener::Listener;
+use beeline_cluster::Server;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// Before 1.31 this field cannot be selected by.
+#[test]
+fn an_older_server_cannot_leave_out_headless_services() {
+    with_cluster(async |cluster: &mut Cluster| {
+        cluster.create_service("web", "10.96.1.1").await;
+        cluster.create_service("headless", "None").await;
+        let unknown = |asked: &str| asked.contains("spec.clusterIP").then(|| status(400, "BadRequest", json!({})));
+        let front = Front::of(cluster, unknown).await;
+        let mut listener = Listener::to(Server { access: cluster.access(&[&front.url]), ..cluster.server() });
+        listener.until_synced().await;
+        assert!(listener.has_service("web") && !listener.has_service("headless"));
+        cluster.create_service("later", "10.96.1.2").await;
+        cluster.create_service("later-headless", "None").await;
+        listener.until("the watch stands", |l| l.has_service("later")).await;
+        assert!(!listener.has_service("later-headless"));
+    });
+}
+
+#[test]
+fn a_busy_server_is_left_alone_for_as_long_as_it_asks() {
+    with_cluster(async |cluster: &mut Cluster| {
+        let mut left = vec![
+            status(429, "TooManyRequests", json!({ "retryAfterSeconds": 3 })),
+            status(503, "ServiceUnavailable", json!({})),
+            status(500, "InternalError", json!({})),
+        ];
+        let busy = move |asked: &str| if asked.contains("/services") { left.pop() } else { None };
+        let front = Front::of(cluster, busy).await;
+        let start = Instant::now();
+        let mut listener = Listener::to(Server { access: cluster.access(&[&front.url]), ..cluster.server() });
+        listener.until("it says why", |l| l.last.error.as_deref().is_some_and(|e| e.contains("(429)"))).await;
+        assert!(!listener.last.synced);
+        listener.until_synced().await;
+        assert!(start.elapsed() > Duration::from_secs(3), "after {:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn a_version_that_the_server_does_not_have_is_not_asked_for_again() {
+    with_cluster(async |cluster: &mut Cluster| {
+        let mut lists = 0;
+        let forgetful = move |asked: &str| {
+            lists += u32::from(asked.contains("/services") && !asked.contains("watch=true"));
+            let old = lists == 1 && asked.contains("/services") && asked.contains("watch=true");
+            old.then(|| status(504, "Timeout", json!({})))
+        };
+        let front = Front::of(cluster, forgetful).await;
+        let mut listener = Listener::to(Server { access: cluster.access(&[&front.url]), ..cluster.server() });
+        listener.until("it will not go on from there", |l| l.last.synced && l.last.error.is_some()).await;
+        listener.until_synced().await;
+        cluster.create_service("web", "10.96.1.1").await;
+        listener.until("the watch stands", |l| l.has_service("web")).await;
+    });
+}
+
+/// An edge cache that has nothing yet says 200, and nothing.
+#[test]
+fn a_list_without_a_version_is_no_list() {
+    with_cluster(async |cluster: &mut Cluster| {
+        cluster.create_service("web", "10.96.1.1").await;
+        let mut asked_for = 0;
+        let empty = move |asked: &str| {
+            asked_for += u32::from(asked.contains("/services"));
+            let nothing = asked.contains("/services") && asked_for < 4;
+            nothing.then(|| (200, json!({ "kind": "ServiceList", "metadata": {}, "items": [] })))
+        };
+        let front = Front::of(cluster, empty).await;
+        let mut listener = Listener::to(Server { access: cluster.access(&[&front.url]), ..cluster.server() });
+        listener.until("it is said", |l| l.last.error.as_deref().is_some_and(|e| e.contains("resourceVersion"))).await;
+        assert!(!listener.last.synced);
+        listener.until_synced().await;
+        assert!(listener.has_service("web"));
+    });
+}
