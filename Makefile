@@ -13,7 +13,7 @@ FUZZ_TARGET ?= convert
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-candidates fuzz \
-	test-kernels test-chart test-rights release-arm64 cluster cluster-down clean
+	test-kernels test-chart test-rights release-arm64 cluster cluster-down test-cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,16 @@ cluster: ## a real Kubernetes of three nodes on this machine, with Beeline on ea
 	cargo build -p beeline -p beeline-kit
 	target/debug/kit build
 	target/debug/kit up $(CLUSTER)
+
+# Ends the cluster also after a failure; its logs stay in the cache.
+test-cluster: ## Beeline in a real Kubernetes: pods on three nodes, rollouts, faults; builds Kubernetes the first time
+	@scripts/setup.sh build cluster
+	cargo build -p beeline -p beeline-kit
+	target/debug/kit build
+	target/debug/kit down
+	target/debug/kit up
+	status=0; cargo test -p beeline-kit --test cluster -- --nocapture --test-threads=1 || status=$$?; \
+		target/debug/kit down; exit $$status
 
 cluster-down: ## end it, and leave nothing behind
 	cargo build -p beeline-kit

@@ -109,7 +109,9 @@ impl Count {
         let mut sums: BTreeMap<OwnerId, abi::counters> = BTreeMap::new();
         let rows = self.counters.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY);
         for (key, value) in rows.context(|| "cannot read the map counters".into())? {
-            let (Some(at), Some(row)) = (from_bytes::<u32>(&key), from_bytes::<abi::counters>(&value)) else { continue };
+            let (Some(at), Some(row)) = (from_bytes::<u32>(&key), from_bytes::<abi::counters>(&value)) else {
+                continue;
+            };
             if row.dials + row.refused + row.source_denied > 0 {
                 let sum = sums.entry(at / self.shards).or_default();
                 *sum = add(*sum, row);
