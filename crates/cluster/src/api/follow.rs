@@ -8,6 +8,7 @@ use super::door::Door;
 use super::lean::{Lean, Page};
 use super::news::{Followed, News};
 use super::pause::Pause;
+use crate::kind::Kind;
 use futures::StreamExt;
 use kube::Client;
 use kube::api::{ListParams, WatchEvent, WatchParams};
@@ -50,6 +51,15 @@ enum Ended {
     Failed(String),
 }
 
+impl Ended {
+    /// How long the server itself asks us to wait.
+    fn least(&self) -> Duration {
+        let Ended::Refused(status) = self else { return Duration::ZERO };
+        let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+        Duration::from_secs(u64::from(seconds).min(60))
+    }
+}
+
 impl From<kube::Error> for Ended {
     fn from(error: kube::Error) -> Ended {
         match error {
@@ -78,37 +88,41 @@ impl Follow {
         let client = self.door.client();
         let (mut pause, mut version, mut refused) = (Pause::default(), None, 0);
         loop {
-            let ended = self.round::<K>(&client, &mut version, &mut pause).await;
-            refused = if matches!(ended, Err(Ended::Refused(_))) { refused + 1 } else { 0 };
-            let (why, least) = match ended {
-                Ok(()) => continue,
-                Err(Ended::Nobody) => return,
-                Err(Ended::Stale(why)) => {
-                    tracing::debug!(kind = ?K::KIND, "lists everything anew: {why}");
-                    version = None;
-                    (None, Duration::ZERO)
-                }
-                Err(Ended::Refused(status))
-                    if status.code == 400 && self.selector.fields.is_some() && version.is_none() =>
-                {
-                    tracing::info!(kind = ?K::KIND, "this API server cannot select by {:?}: what is not for us is left out here", self.selector.fields);
-                    self.selector.fields = None;
-                    continue;
-                }
-                Err(Ended::Refused(status)) => (Some(say(&status)), asked(&status)),
-                Err(Ended::Failed(why)) => (Some(why), Duration::ZERO),
-            };
-            if refused >= REFUSALS {
+            let Err(ended) = self.round::<K>(&client, &mut version, &mut pause).await else { continue };
+            if version.is_none() && self.widen::<K>(&ended) {
+                continue;
+            }
+            refused = if matches!(ended, Ended::Refused(_)) { refused + 1 } else { 0 };
+            if refused >= REFUSALS || matches!(ended, Ended::Stale(_)) {
                 version = None;
             }
-            if let Some(why) = why {
-                let text = format!("{} {}: {why}", self.door.server(), K::PATH);
-                if self.news.send(News::Failed(K::KIND, text)).await.is_err() {
-                    return;
-                }
+            if self.tell::<K>(&ended).await.is_err() {
+                return;
             }
-            tokio::time::sleep(pause.next().max(least)).await;
+            tokio::time::sleep(pause.next().max(ended.least())).await;
         }
+    }
+
+    /// A server before 1.31 does not know the field by which headless Services are left out: then it is done here.
+    fn widen<K: Followed>(&mut self, ended: &Ended) -> bool {
+        let unknown = matches!(ended, Ended::Refused(status) if status.code == 400);
+        let Some(fields) = self.selector.fields.take_if(|_| unknown && K::KIND == Kind::Service) else { return false };
+        tracing::info!("this API server cannot select by {fields}: what is not for us is left out here");
+        true
+    }
+
+    async fn tell<K: Followed>(&self, ended: &Ended) -> Result<(), Ended> {
+        let why = match ended {
+            Ended::Nobody => return Err(Ended::Nobody),
+            Ended::Stale(why) => {
+                tracing::debug!(kind = ?K::KIND, "lists everything anew: {why}");
+                return Ok(());
+            }
+            Ended::Refused(status) => say(status),
+            Ended::Failed(why) => why.clone(),
+        };
+        let text = format!("{} {}: {why}", self.door.server(), K::PATH);
+        Ok(self.news.send(News::Failed(K::KIND, text)).await?)
     }
 
     async fn round<K: Followed>(
@@ -196,12 +210,6 @@ impl Follow {
         self.door.turn(behind).await;
         Ended::Failed(format!("silent for {} s", self.patience.as_secs()))
     }
-}
-
-/// How long the server itself asks us to wait.
-fn asked(status: &Status) -> Duration {
-    let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
-    Duration::from_secs(u64::from(seconds).min(60))
 }
 
 fn say(status: &Status) -> String {
