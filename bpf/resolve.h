@@ -154,6 +154,8 @@ static __always_inline bool find_node_port(const struct address *at, struct fron
         return false;
     if ((word >> 16) & NODE_LOOPBACK && !host)
         return false;
+    if ((word >> 16) & NODE_ALONE && !same_address(at, &node_address))
+        return false;
     key->view = (__u16)word;
     key->address.word[0] = key->address.word[1] = key->address.word[3] = 0;
     key->address.word[2] = is_v4(at) ? bpf_htonl(0xffff) : 0;

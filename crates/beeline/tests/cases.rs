@@ -185,7 +185,8 @@ fn verdict(rows: &Rows, verdict: &Verdict) -> String {
 fn describe(case: &Case, rows: &Rows, refusals: &[Refusal]) -> String {
     let mut text = frontends(rows);
     text.extend(rows.nodes.iter().map(|(a, n)| {
-        format!("node {a}{}{}\n", if n.own { " own" } else { "" }, if n.loopback { " host only" } else { "" })
+        let word = |is: bool, word: &'static str| if is { word } else { "" };
+        format!("node {a}{}{}{}\n", word(n.own, " own"), word(n.loopback, " host only"), word(n.alone, " alone"))
     }));
     for (name, dial) in &case.dials {
         text += &format!("dial {name} => {}\n", verdict(rows, &resolve(rows, dial, case.rules.empty_local)));

@@ -138,9 +138,7 @@ impl<'a> Naive<'a> {
     }
 
     fn is_external_local(service: &Service) -> bool {
-        let external =
-            service.has_node_ports || !service.external_ips.is_empty() || !service.load_balancer_ips.is_empty();
-        service.external == Policy::Local && external
+        service.external == Policy::Local && (service.has_node_ports || !service.external_ips.is_empty())
     }
 
     fn fail(&self, reason: Reason) -> Answer {
@@ -175,7 +173,7 @@ impl<'a> Naive<'a> {
     fn node_at(&self, address: Address, host: bool) -> Option<Name> {
         let own_name = self.rules.node_name.clone();
         if address.is_loopback() {
-            return (host && self.is_localhost_served(address.family())).then_some(own_name);
+            return (host && self.is_localhost_served(address)).then_some(own_name);
         }
         if self.own_addresses().contains(&address) {
             let first = || self.rules.own_addresses.iter().copied().find(|a| a.family() == address.family());
@@ -212,9 +210,8 @@ impl<'a> Naive<'a> {
             || !ranges.is_empty() && unlisted
     }
 
-    fn is_localhost_served(&self, family: Family) -> bool {
-        let loopback = world::address(if family == Family::V4 { "127.0.0.1" } else { "::1" });
-        self.rules.node_port_addresses.contains(&NodePortAddress::Localhost) || self.is_chosen(loopback, None)
+    fn is_localhost_served(&self, address: Address) -> bool {
+        self.rules.node_port_addresses.contains(&NodePortAddress::Localhost) || self.is_chosen(address, None)
     }
 
     // ---- endpoints ----

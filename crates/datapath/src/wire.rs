@@ -220,12 +220,18 @@ pub fn read_backend(b: &abi::backend) -> BackendRow {
 pub fn node(at: &abi::address, row: &NodeRow) -> abi::node {
     let own = if row.own { abi::node_flag::NODE_OWN.0 } else { 0 };
     let loopback = if row.loopback { abi::node_flag::NODE_LOOPBACK.0 } else { 0 };
-    abi::node { cluster: row.cluster, flags: (own | loopback) as u16, tag: (mix_address(at) >> 32) as u32 }
+    let alone = if row.alone { abi::node_flag::NODE_ALONE.0 } else { 0 };
+    abi::node { cluster: row.cluster, flags: (own | loopback | alone) as u16, tag: (mix_address(at) >> 32) as u32 }
 }
 
 pub fn read_node(n: &abi::node) -> NodeRow {
     let has = |flag: abi::node_flag| u32::from(n.flags) & flag.0 != 0;
-    NodeRow { cluster: n.cluster, own: has(abi::node_flag::NODE_OWN), loopback: has(abi::node_flag::NODE_LOOPBACK) }
+    NodeRow {
+        cluster: n.cluster,
+        own: has(abi::node_flag::NODE_OWN),
+        loopback: has(abi::node_flag::NODE_LOOPBACK),
+        alone: has(abi::node_flag::NODE_ALONE),
+    }
 }
 
 /// Bits of the key before the address, and of the mapped form before an IPv4 address.

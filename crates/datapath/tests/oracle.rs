@@ -84,7 +84,7 @@ fn random_rows(dice: &mut Dice) -> Rows {
         }
     }
     for _ in 0..3 {
-        let row = NodeRow { cluster: 0, own: dice.coin(), loopback: dice.coin() };
+        let row = NodeRow { cluster: 0, own: dice.coin(), loopback: dice.coin(), alone: dice.coin() };
         rows.nodes.insert(dice.address(), row);
     }
     for owner in 1..4 {

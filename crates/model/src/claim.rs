@@ -2,6 +2,7 @@
 //! a policy's virtual address, then NodePort rows; within a kind the older, then by namespace and name. The losers are
 //! known, never mixed in.
 
+use crate::address::Address;
 use crate::fact::Service;
 use crate::hash::HashMap;
 use crate::name::{ServiceName, SetName};
@@ -152,6 +153,22 @@ impl Claims {
             let repeated = winner.kind == Kind::NodePort && !key.is_node_port_row();
             let real = key.protocol.is_some() && !repeated && losers.iter().any(|l| l.service != winner.service);
             real.then_some((key, winner, losers))
+        })
+    }
+
+    /// Rows at a node's address that stand before another service's nodePort there: whose they are, and the nodePort.
+    pub fn hidden_node_ports(
+        &self,
+        is_node: impl Fn(&Address) -> bool,
+    ) -> impl Iterator<Item = (&FrontendKey, &Claim, &Claim)> {
+        self.by_key.iter().filter_map(move |(key, claimants)| {
+            let winner = claimants.winner();
+            if key.protocol.is_none() || winner.kind == Kind::NodePort || !is_node(&key.address) {
+                return None;
+            }
+            let [_, wildcard] = key.fallbacks();
+            let hidden = self.by_key.get(&wildcard)?.winner();
+            (hidden.service != winner.service).then_some((key, winner, hidden))
         })
     }
 }

@@ -49,10 +49,10 @@ impl Service {
         self.cluster_ips.iter().copied().find(|a| a.family() == family)
     }
 
-    /// External Local counts only where there is something external to be local about.
+    /// External Local counts only where there is something external to be local about: type NodePort or LoadBalancer, or
+    /// externalIPs. A status that was left behind by another type is none.
     pub fn external_local(&self) -> bool {
-        self.external == Policy::Local
-            && (self.has_node_ports || !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty())
+        self.external == Policy::Local && (self.has_node_ports || !self.external_ips.is_empty())
     }
 }
 

@@ -367,7 +367,7 @@ impl Planner {
     }
 
     fn node_rows(&self) -> BTreeMap<Address, NodeRow> {
-        let row = |own, loopback| NodeRow { cluster: 0, own, loopback };
+        let row = |own, loopback| NodeRow { cluster: 0, own, loopback, alone: false };
         let mut rows = BTreeMap::new();
         for address in self.others.iter().flat_map(|(_, addresses)| addresses) {
             rows.insert(*address, row(false, false));
@@ -376,7 +376,8 @@ impl Planner {
             rows.insert(address, row(true, false));
         }
         for family in Family::BOTH.into_iter().filter(|family| self.rules.localhost_node_ports(*family)) {
-            rows.insert(Address::loopback(family), row(true, true));
+            let alone = family == Family::V4 && !self.rules.is_loopback_block_served();
+            rows.insert(Address::loopback(family), NodeRow { alone, ..row(true, true) });
         }
         rows
     }
@@ -411,17 +412,21 @@ impl Planner {
     pub fn refusals(&self) -> Vec<Refusal> {
         let mut all: Vec<Refusal> = self.refusals.values().flatten().cloned().collect();
         for (key, winner, losers) in self.claims.conflicts() {
-            all.extend(losers.iter().filter(|l| l.service != winner.service).map(|loser| Refusal {
-                subject: format!("Service {}", loser.service),
-                reason: "addressConflict",
-                message: format!(
-                    "{key:?} belongs to Service {}, whose claim goes before: change one of them",
-                    winner.service
-                ),
-            }));
+            all.extend(losers.iter().filter(|l| l.service != winner.service).map(|loser| conflict(key, winner, loser)));
         }
+        let nodes = self.node_rows();
+        let hidden = self.claims.hidden_node_ports(|address| nodes.contains_key(address));
+        all.extend(hidden.map(|(key, winner, loser)| conflict(key, winner, loser)));
         all.sort();
         all.dedup();
         all
+    }
+}
+
+fn conflict(key: &FrontendKey, winner: &Claim, loser: &Claim) -> Refusal {
+    Refusal {
+        subject: format!("Service {}", loser.service),
+        reason: "addressConflict",
+        message: format!("{key:?} belongs to Service {}, whose claim goes before: change one of them", winner.service),
     }
 }

@@ -84,14 +84,18 @@ fn find(rows: &Rows, dial: &Dial) -> Option<Found> {
     let exact = || look(key(address, dial.port, Some(dial.protocol), dial.view), false).filter(|_| bits.frontend);
     let known = || look(key(address, 0, None, dial.view), false).filter(|_| ranged);
     let node_port = || {
-        let node = rows.nodes.get(&node_address(address)).filter(|n| bits.node_port && (!n.loopback || dial.host))?;
+        let at = node_address(address);
+        let node = rows.nodes.get(&at).filter(|n| bits.node_port && (!n.loopback || dial.host))?;
+        if node.alone && at != address {
+            return None;
+        }
         let any = Address::any(address.family());
         look(key(any, dial.port, Some(dial.protocol), u32::from(node.cluster)), !node.own)
     };
     exact().or_else(known).or_else(node_port)
 }
 
-/// All of 127.0.0.0/8 is one row.
+/// All of 127.0.0.0/8 is one row, which may stand for 127.0.0.1 alone.
 fn node_address(address: Address) -> Address {
     match address.ip() {
         std::net::IpAddr::V4(ip) if ip.is_loopback() => Address::from(std::net::IpAddr::from([127, 0, 0, 1])),

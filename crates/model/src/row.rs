@@ -189,6 +189,8 @@ pub struct NodeRow {
     pub own: bool,
     /// Only for diallers in the host's own network namespace.
     pub loopback: bool,
+    /// 127.0.0.1 itself; without this its row speaks for all of 127.0.0.0/8.
+    pub alone: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 use crate::address::{Address, Family};
 use crate::fact::Node;
 use crate::name::Name;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
+use std::net::Ipv4Addr;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LocalPolicy {
@@ -84,6 +85,24 @@ impl Rules {
             || !self.choose_family(family, &[loopback], None).is_empty()
     }
 
+    /// Whether NodePorts answer at all of 127.0.0.0/8. A range that holds only a part of it chooses as from a node's
+    /// other addresses: among those that the interface has, which is 127.0.0.1.
+    pub fn is_loopback_block_served(&self) -> bool {
+        let block = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
+        let whole = |word: &NodePortAddress| match word {
+            NodePortAddress::Localhost | NodePortAddress::All => true,
+            NodePortAddress::Range(IpNet::V4(net)) => net.contains(&block),
+            NodePortAddress::Range(IpNet::V6(_)) | NodePortAddress::Primary => false,
+        };
+        self.node_port_addresses.iter().any(whole) || self.is_unlisted(Family::V4)
+    }
+
+    /// Ranges restrict only the families that they list.
+    fn is_unlisted(&self, family: Family) -> bool {
+        let mut ranges = self.node_port_addresses.iter().filter_map(as_range).peekable();
+        ranges.peek().is_some() && ranges.all(|net| Family::of(net.addr()) != family)
+    }
+
     fn choose(&self, all: &[Address], primary: impl Fn(Family) -> Option<Address>) -> Vec<Address> {
         let mut chosen: Vec<Address> =
             Family::BOTH.iter().flat_map(|f| self.choose_family(*f, all, primary(*f))).collect();
@@ -103,9 +122,7 @@ impl Rules {
                 NodePortAddress::Localhost | NodePortAddress::Range(_) => {}
             }
         }
-        // Ranges restrict only the families that they list.
-        let listed = ranges.iter().any(|net| Family::of(net.addr()) == family);
-        if !ranges.is_empty() && !listed {
+        if self.is_unlisted(family) {
             chosen.extend(of_family);
         } else {
             chosen.extend(of_family.filter(|a| ranges.iter().any(|net| net.contains(&a.ip()))));

@@ -175,7 +175,12 @@ fn node_rows(live: &Live) -> Vec<Row> {
     let word = |is: bool| if is { "yes" } else { "no" }.to_owned();
     let row = |(address, node): (&beeline_model::Address, &beeline_model::row::NodeRow)| Row {
         key: vec![("NodeIp", address.to_string())],
-        value: vec![("cluster", node.cluster.to_string()), ("own", word(node.own)), ("hostOnly", word(node.loopback))],
+        value: vec![
+            ("cluster", node.cluster.to_string()),
+            ("own", word(node.own)),
+            ("hostOnly", word(node.loopback)),
+            ("alone", word(node.alone)),
+        ],
     };
     live.rows.nodes.iter().map(row).collect()
 }

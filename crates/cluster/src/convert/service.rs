@@ -28,8 +28,9 @@ impl Convert {
         let (source_ranges, load_balancer_ips) = load_balancer(object, spec, report);
         Ok(fact::Service {
             name,
-            // A manifest has no creation time: 0, older than all that have one; among equals the name decides.
-            created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+            // A manifest without a creation time would be created now: younger than all that have one. Among equals
+            // the name decides.
+            created: object.metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second()),
             cluster_ips,
             load_balancer_ips,
             external_ips: external_ips(spec, report),

@@ -317,6 +317,7 @@ fn random_rules(rng: &mut Rng) -> Rules {
         2 => vec![NodePortAddress::Primary, NodePortAddress::Localhost],
         3 => vec![range("203.0.113.0/24")],
         4 => vec![range("127.0.0.0/8"), range("fd00:18::/64")],
+        5 => vec![range("127.0.0.1/32"), range("fd00:18::/64")],
         _ => vec![NodePortAddress::Primary],
     };
     rules.own_addresses = match rng.u8(..3) {
