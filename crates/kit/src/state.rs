@@ -5,14 +5,20 @@ use std::{
     io::ErrorKind,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::{plan::Node, proxy::Mode};
+use crate::{
+    plan::Node,
+    proxy::Mode,
+    wait::{self, Patience},
+};
 
 pub const ROOT: &str = "/var/tmp/beeline-kit";
+const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
 /// What `up` was asked for; later commands read it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -58,9 +64,9 @@ pub fn kubeconfig(user: &str) -> PathBuf {
 pub fn lock() -> Result<File> {
     fs::create_dir_all(ROOT).with_context(|| format!("make {ROOT}"))?;
     let file = File::open(ROOT)?;
-    if file.try_lock().is_err() {
-        bail!("another kit is bringing the cluster up or down: wait for it, or end it");
-    }
+    // A holder that was killed a moment ago may not be quite gone.
+    let patience = Patience { what: "the end of another kit's up or down".into(), limit: LOCK_LIMIT, log: None };
+    wait::until(patience, || Ok(file.try_lock().ok()))?;
     Ok(file)
 }
 
