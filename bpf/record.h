@@ -276,24 +276,29 @@ static __always_inline const struct peer *shown_by_getpeername(struct bpf_sock_a
     return NULL;
 }
 
-/* A connect that is no service: an older record would give a direct dial to the same pod the virtual address. */
-static __always_inline void forget(struct bpf_sock_addr *ctx)
+/*
+ * A connect that is no service: an older record would give a direct dial to the same pod the virtual address. The kernel
+ * may still say no to it, and a UDP socket then keeps the peer that it has: its record goes only where it would be shown
+ * for the very address that is dialled.
+ */
+static __always_inline void forget_udp(struct bpf_sock_addr *ctx, const struct dial *d)
 {
-    if (ctx->protocol == IPPROTO_UDP) {
-        struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
+    struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
 
-        if (r)
-            WRITE_ONCE(r->peer[0].chosen_port, 0);
-    } else {
-        struct tcp_record *r = bpf_sk_storage_get(&tcp_record, ctx->sk, 0, 0);
+    if (r && is_chosen(&r->peer[0], &d->address, d->port))
+        WRITE_ONCE(r->peer[0].chosen_port, 0);
+}
 
-        if (!r)
-            return;
-        WRITE_ONCE(r->peer.chosen_port, 0);
-        if (is_subflow(ctx->sk)) {
-            __u64 cookie = bpf_get_socket_cookie(ctx);
+static __always_inline void forget_tcp(struct bpf_sock_addr *ctx)
+{
+    struct tcp_record *r = bpf_sk_storage_get(&tcp_record, ctx->sk, 0, 0);
 
-            bpf_map_delete_elem(&mptcp_record, &cookie);
-        }
+    if (!r)
+        return;
+    WRITE_ONCE(r->peer.chosen_port, 0);
+    if (is_subflow(ctx->sk)) {
+        __u64 cookie = bpf_get_socket_cookie(ctx);
+
+        bpf_map_delete_elem(&mptcp_record, &cookie);
     }
 }

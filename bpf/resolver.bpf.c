@@ -165,6 +165,26 @@ static __always_inline int apply(struct bpf_sock_addr *ctx, int family, const st
     return PASS;
 }
 
+static __always_inline void forget(struct bpf_sock_addr *ctx, const struct dial *d)
+{
+    if (d->protocol == IPPROTO_UDP)
+        forget_udp(ctx, d);
+    else
+        forget_tcp(ctx);
+}
+
+/* What the socket remembers of it. A refused UDP socket stays connected as it was. */
+static __always_inline void record(struct bpf_sock_addr *ctx, const struct dial *d,
+                                   const struct verdict *v)
+{
+    if (v->action == ACTION_RESOLVED && d->protocol == IPPROTO_UDP)
+        record_udp_connect(ctx, d, v);
+    else if (v->action == ACTION_RESOLVED)
+        record_tcp(ctx, d, v);
+    else if (v->action == ACTION_UNTOUCHED || d->protocol == IPPROTO_TCP)
+        forget(ctx, d);
+}
+
 static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, struct dial *d)
 {
     struct verdict v = {};
@@ -179,16 +199,11 @@ static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, str
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
     if (opted_out(c, d) || !find(d, &hit) || !gather(ctx, family, c, d)) {
-        forget(ctx);
+        forget(ctx, d);
         return PASS;
     }
     decide(d, &hit, &v);
-    if (v.action != ACTION_RESOLVED)
-        forget(ctx);
-    else if (d->protocol == IPPROTO_TCP)
-        record_tcp(ctx, d, &v);
-    else
-        record_udp_connect(ctx, d, &v);
+    record(ctx, d, &v);
     return apply(ctx, family, c, HOOK_CONNECT, d, &v);
 }
 

@@ -7,6 +7,7 @@ mod agent;
 mod coexist;
 mod kind;
 mod program;
+mod record;
 mod refuse;
 mod stale;
 mod trap;
