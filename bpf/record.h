@@ -114,11 +114,21 @@ static __always_inline struct overflow_key overflow_of(const struct udp_record *
 
 /* Frontends that lead to one backend each keep it, but only the last dialled is shown. */
 static __always_inline void shadow_others(struct udp_record *r, const struct peer *but,
-                                          const struct verdict *v)
+                                          const struct address *a, __be16 port)
 {
     for (int i = 1; i < UDP_PEERS; i++)
-        if (&r->peer[i] != but && is_chosen(&r->peer[i], &v->address, v->port))
+        if (&r->peer[i] != but && is_chosen(&r->peer[i], a, port))
             r->peer[i].generation |= PEER_SHADOWED;
+}
+
+/* This backend was dialled in another way than by a send to a frontend: no frontend is shown for it any more. */
+static __always_inline void shadow_all(struct udp_record *r, const struct address *a, __be16 port)
+{
+    struct overflow_key key = overflow_of(r, BY_CHOSEN, a, port);
+
+    shadow_others(r, NULL, a, port);
+    if (is_full(r) && bpf_map_lookup_elem(&overflow, &key))
+        bpf_map_delete_elem(&overflow, &key);
 }
 
 static __always_inline void record_udp_connect(struct bpf_sock_addr *ctx, const struct dial *d,
@@ -129,12 +139,7 @@ static __always_inline void record_udp_connect(struct bpf_sock_addr *ctx, const 
     if (!r)
         return;
     write_peer(&r->peer[0], d, v);
-    shadow_others(r, NULL, v);
-    if (is_full(r)) {
-        struct overflow_key key = overflow_of(r, BY_CHOSEN, &v->address, v->port);
-
-        bpf_map_delete_elem(&overflow, &key);
-    }
+    shadow_all(r, &v->address, v->port);
 }
 
 /* The entry that an unconnected send to this frontend used before. */
@@ -182,12 +187,12 @@ static __always_inline bool record_udp_send(struct bpf_sock_addr *ctx, const str
         at = __sync_fetch_and_add(&r->used, 1) + 1;
         if (at >= UDP_PEERS) {
             r->used = UDP_PEERS - 1;
-            shadow_others(r, NULL, v);
+            shadow_others(r, NULL, &v->address, v->port);
             return record_overflow(r, d, v);
         }
         p = &r->peer[at & (UDP_PEERS - 1)];
     }
-    shadow_others(r, p, v);
+    shadow_others(r, p, &v->address, v->port);
     write_peer(p, d, v);
     return true;
 }
@@ -285,8 +290,20 @@ static __always_inline void forget_udp(struct bpf_sock_addr *ctx, const struct d
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
 
-    if (r && is_chosen(&r->peer[0], &d->address, d->port))
+    if (!r)
+        return;
+    if (is_chosen(&r->peer[0], &d->address, d->port))
         WRITE_ONCE(r->peer[0].chosen_port, 0);
+    shadow_all(r, &d->address, d->port);
+}
+
+/* A send that is no service, likewise; one to the connected peer may be a plain send(), which dials nothing. */
+static __always_inline void forget_sent(struct bpf_sock_addr *ctx, int family, const struct dial *d)
+{
+    struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
+
+    if (r && !is_connected_to(ctx->sk, family, &d->address, d->port))
+        shadow_all(r, &d->address, d->port);
 }
 
 static __always_inline void forget_tcp(struct bpf_sock_addr *ctx)

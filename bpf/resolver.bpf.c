@@ -230,20 +230,23 @@ static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct
     d->port = ctx->user_port;
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
-    if (opted_out(c, d) || !find(d, &hit))
-        return PASS;
     /*
      * A plain send() on a connected AF_INET6 socket with a mapped peer runs the v4 send hook with the kernel's peer,
      * which may be a frontend itself (a hostNetwork pod, or a service address that connect left alone): no new dial.
      */
-    if (is_connected_to(ctx->sk, family, &d->address, d->port) || !gather(ctx, family, c, d))
+    if (opted_out(c, d) || !find(d, &hit) ||
+        is_connected_to(ctx->sk, family, &d->address, d->port) || !gather(ctx, family, c, d)) {
+        forget_sent(ctx, family, d);
         return PASS;
+    }
     prefer_recorded(ctx, family, d);
     decide(d, &hit, &v);
     if (v.action == ACTION_RESOLVED && !record_udp_send(ctx, d, &v)) {
         count_stat(STAT_SEND_FAILED);
         refuse(&v, REASON_RECORD);
     }
+    if (v.action == ACTION_UNTOUCHED)
+        forget_sent(ctx, family, d);
     return apply(ctx, family, c, HOOK_SEND, d, &v);
 }
 

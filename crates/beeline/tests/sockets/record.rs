@@ -1,11 +1,17 @@
 //! What a socket remembers, where it could be wrong: connects that fail, direct dials of a pod that a service led to, a
 //! backend that changes while answers are under way, and sockets that outgrow their record.
 
-use crate::ground::{Ground, Object, eventually};
+use crate::ground::{Endpoint, Ground, Object, eventually};
 use crate::kind::ways;
-use crate::trap::{ask, web};
-use beeline_lab::{Errno, Family, Lab, Socket, mapped};
+use crate::trap::{ask, at, many, one, web};
+use beeline_lab::{Errno, Family, Lab, Service, Socket, mapped};
 use std::net::SocketAddr;
+
+/// The three ways to dial pod-a itself, in the order of `web`.
+fn direct(ground: &Ground, port: u16) -> [SocketAddr; 3] {
+    let pod = ground.lab.pod(0);
+    [pod.v4(port), pod.v6(port), mapped(pod.v4(port))]
+}
 
 fn fails(socket: &Socket<'_>, to: SocketAddr, errno: Errno) {
     assert_eq!(socket.connect(to).unwrap_err().errno(), Some(errno), "{to}");
@@ -41,5 +47,49 @@ fn a_connect_that_fails_leaves_the_socket_as_it_was() {
         eventually("it is destroyed with its backend", || {
             socket.peer().is_err_and(|e| e.errno() == Some(Errno::ENOTCONN))
         });
+    }
+}
+
+/// Whoever joins by a service and then talks to its pods must not see the service in their answers.
+#[test]
+fn a_pod_that_is_dialled_directly_is_shown_as_itself() {
+    let ground = one(Lab::new(1).unwrap(), &[]);
+    let _server = ground.lab.pod(0).serve(8080).unwrap();
+    let client = ground.lab.node().client().unwrap();
+    for (to, pod) in web().into_iter().zip(direct(&ground, 8080)) {
+        let socket = client.udp(Family::of(to)).unwrap();
+        for peer in [to, pod, pod, to, to, pod] {
+            assert_eq!(ask(&socket, Some(peer)), (peer, "pod-a".into()));
+        }
+        ask(&socket, Some(to));
+        socket.connect(pod).unwrap();
+        assert_eq!((socket.peer().unwrap(), ask(&socket, None).0), (pod, pod));
+        // And by the service again, which a plain send() must not undo.
+        socket.connect(to).unwrap();
+        for _ in 0..3 {
+            assert_eq!((socket.peer().unwrap(), ask(&socket, None).0), (to, to));
+        }
+    }
+}
+
+/// Kept out of the way of `many`, whose first backend stands at 9000.
+#[test]
+fn a_direct_connect_among_many_services() {
+    let lab = Lab::new(1).unwrap();
+    let mut objects = many(&lab, 10);
+    objects.push(Object::service("last", 40).endpoints(9100, &[Endpoint::of(lab.pod(0), "node-1")]));
+    let ground = Ground::on(lab, &objects, &[]);
+    let pod = ground.lab.pod(0);
+    let ports = (9000..9010).chain([9100]).flat_map(|port| [pod.v4(port), pod.v6(port)]);
+    let _server = Service::new("pod-a", ports).udp_only().start(&pod.namespace).unwrap();
+    let client = ground.lab.node().client().unwrap();
+    let last = ways("10.96.0.40", "fd00:96::40", 80);
+    for way in 0..3 {
+        let socket = client.udp(Family::of(last[way])).unwrap();
+        (0..10).for_each(|n| drop(ask(&socket, Some(at(n)[way]))));
+        assert_eq!(ask(&socket, Some(last[way])).0, last[way]);
+        let pod = direct(&ground, 9100)[way];
+        socket.connect(pod).unwrap();
+        assert_eq!((socket.peer().unwrap(), ask(&socket, None).0), (pod, pod));
     }
 }
