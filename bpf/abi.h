@@ -227,7 +227,7 @@ struct peer {
     struct address chosen;
     __be16 dialled_port;
     __be16 chosen_port; /* 0: the entry is empty */
-    __u32 owner;
+    __u32 owner; /* 0: of other tables, known by what was dialled only; so is the backend */
     __u32 backend;
     __u32 generation; /* 24 bits, and PEER_SHADOWED */
 };

@@ -90,7 +90,7 @@ static __always_inline struct udp_record *make_udp_record(struct bpf_sock_addr *
     if (r->epoch != epoch || !r->cookie) {
         /* Ids of other tables mean nothing here; the addresses still do. */
         for (int i = 0; i < UDP_PEERS; i++)
-            r->peer[i].backend = 0;
+            r->peer[i].backend = r->peer[i].owner = 0;
         r->epoch = epoch;
         r->cookie = bpf_get_socket_cookie(ctx);
         r->netns = bpf_get_netns_cookie(ctx);
