@@ -18,10 +18,10 @@ struct address {
 /* Counted up whenever a table's key or value changes: an agent rebuilds tables of another layout beside the old ones. */
 #ifdef BEELINE_OTHER_LAYOUT
 /* A second layout, for the upgrade tests: same meaning, other sizes. */
-enum layout { LAYOUT = 1001 };
+enum layout { LAYOUT = 1002 };
 #define OTHER_LAYOUT_PAD __u64 other_layout;
 #else
-enum layout { LAYOUT = 1 };
+enum layout { LAYOUT = 2 };
 #define OTHER_LAYOUT_PAD
 #endif
 
@@ -158,8 +158,9 @@ struct node {
 
 /* ---- source: who may dial a load-balancer address ---- */
 struct source_key {
-    __u32 prefix; /* 32 + prefix length of the mapped address */
+    __u32 prefix; /* 64 + prefix length of the mapped address */
     __u32 owner;
+    __u32 family; /* 4 or 6: a short v6 prefix would cover mapped addresses too */
     struct address address;
 };
 
@@ -408,6 +409,7 @@ _Static_assert(sizeof(struct backend) == 32, "backend");
 #endif
 _Static_assert(sizeof(struct frontend) == 8, "frontend is read as one word");
 _Static_assert(sizeof(struct node) == 8, "node is read as one word");
+_Static_assert(sizeof(struct source_key) == 28, "source_key");
 _Static_assert(sizeof(struct name) == 256, "name");
 _Static_assert(sizeof(struct peer) == 48, "peer");
 _Static_assert(sizeof(struct udp_record) == 408, "udp_record");

@@ -334,7 +334,12 @@ static __always_inline bool pick(const struct dial *d, const struct set *s, stru
 
 static __always_inline bool may_dial(const struct dial *d, const struct set *s)
 {
-    struct source_key key = { .prefix = 32 + 128, .owner = s->owner, .address = d->source };
+    struct source_key key = {
+        .prefix = 64 + 128,
+        .owner = s->owner,
+        .family = is_v4(&d->source) ? 4 : 6,
+        .address = d->source,
+    };
 
     return bpf_map_lookup_elem(&source, &key) != NULL;
 }
