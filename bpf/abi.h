@@ -64,6 +64,11 @@ struct filter {
      */
     __u64 v4[RANGES];
     __u64 v6[RANGES];
+    /*
+     * Odd while rows of a hash are exchanged. The kernel puts the new element at the head of its chain and then takes
+     * the old one out: a reader between the two meets neither. Whoever finds nothing looks again if this has moved.
+     */
+    __u64 exchange;
     OTHER_LAYOUT_PAD
 };
 
@@ -402,7 +407,7 @@ struct surveyed {
 };
 
 #ifndef BEELINE_OTHER_LAYOUT
-_Static_assert(sizeof(struct filter) == 32832, "filter");
+_Static_assert(sizeof(struct filter) == 32840, "filter");
 _Static_assert(sizeof(struct frontend_key) == 24, "frontend_key");
 _Static_assert(sizeof(struct set) == 64, "set is one cache line");
 _Static_assert(sizeof(struct backend) == 32, "backend");

@@ -7,8 +7,9 @@
  * random number, the clock and the client, which the hook gathers only after a hit.
  *
  * Readers are never locked out and never see a half: {set, mark} and span are each loaded as one word; what they point
- * at was written before them and is recycled only after an RCU grace period. A frontend's tag guards the one thing
- * that the kernel recycles at once, the hash's own elements.
+ * at was written before them and is recycled only after an RCU grace period. The hashes are the kernel's own: a tag
+ * guards against their elements, which are recycled at once, and `exchange` against a row that is missed while it is
+ * exchanged for another.
  */
 #pragma once
 #include "maps.h"
@@ -93,24 +94,57 @@ static __always_inline void count_stat(__u32 which)
 
 /* ---- find: is this a frontend? ---- */
 
-static __always_inline bool look(const struct frontend_key *key, struct hit *hit)
+/* Nothing was found: whether a row might have been missed because it was exchanged meanwhile. */
+static __always_inline bool was_exchanged(const struct filter *f, __u64 before)
+{
+    return before & 1 || READ_ONCE(f->exchange) != before;
+}
+
+static __always_inline bool look(const struct filter *f, const struct frontend_key *key,
+                                 struct hit *hit)
 {
     __u32 tag = tag_of(key);
 
     for (int i = 0; i < LOOKS; i++) {
+        __u64 before = READ_ONCE(f->exchange);
         __u64 *row = bpf_map_lookup_elem(&frontend, key);
         __u64 word;
 
-        if (!row)
+        if (!row) {
+            if (was_exchanged(f, before))
+                continue;
             return false;
+        }
         word = READ_ONCE(*row);
         if (((__u32)(word >> 32) & ~MARK_KIND) == tag) {
             hit->set = (__u32)word;
             hit->kind = (word >> 32) & MARK_KIND;
             return true;
         }
+        if (i == LOOKS - 1)
+            count_stat(STAT_RACED_OUT);
     }
-    count_stat(STAT_RACED_OUT);
+    return false;
+}
+
+/* Gives the row as one word. */
+static __always_inline bool look_node(const struct filter *f, const struct address *a, __u64 *word)
+{
+    __u32 tag = tag_of_address(a);
+
+    for (int i = 0; i < LOOKS; i++) {
+        __u64 before = READ_ONCE(f->exchange);
+        __u64 *row = bpf_map_lookup_elem(&node, a);
+
+        if (!row) {
+            if (was_exchanged(f, before))
+                continue;
+            return false;
+        }
+        *word = READ_ONCE(*row);
+        if ((__u32)(*word >> 32) == tag)
+            return true;
+    }
     return false;
 }
 
@@ -138,19 +172,15 @@ static __always_inline bool in_ranges(const struct filter *f, const struct addre
     return false;
 }
 
-static __always_inline bool find_node_port(const struct address *at, struct frontend_key *key,
-                                           bool host, struct hit *hit)
+static __always_inline bool find_node_port(const struct filter *f, const struct address *at,
+                                           struct frontend_key *key, bool host, struct hit *hit)
 {
     struct address node_address = *at;
-    __u64 *row, word;
+    __u64 word;
 
     if (is_v4(at) && is_loopback(at))
         node_address.word[3] = bpf_htonl(0x7f000001);
-    row = bpf_map_lookup_elem(&node, &node_address);
-    if (!row)
-        return false;
-    word = READ_ONCE(*row);
-    if ((__u32)(word >> 32) != tag_of_address(&node_address))
+    if (!look_node(f, &node_address, &word))
         return false;
     if ((word >> 16) & NODE_LOOPBACK && !host)
         return false;
@@ -158,7 +188,7 @@ static __always_inline bool find_node_port(const struct address *at, struct fron
     key->address.word[0] = key->address.word[1] = key->address.word[3] = 0;
     key->address.word[2] = is_v4(at) ? bpf_htonl(0xffff) : 0;
     hit->foreign = !((word >> 16) & NODE_OWN);
-    return look(key, hit);
+    return look(f, key, hit);
 }
 
 /*
@@ -196,12 +226,12 @@ static __always_inline bool find(const struct dial *d, struct hit *hit)
     key.protocol = d->protocol;
     key.scope = d->scope;
     hit->foreign = 0;
-    if (bits & PORT_FRONTEND && look(&key, hit))
+    if (bits & PORT_FRONTEND && look(f, &key, hit))
         return true;
     if (ranged) {
         key.port = 0;
         key.protocol = 0;
-        if (look(&key, hit))
+        if (look(f, &key, hit))
             return true;
         key.port = d->port;
         key.protocol = d->protocol;
@@ -209,7 +239,7 @@ static __always_inline bool find(const struct dial *d, struct hit *hit)
     if (bits & PORT_NODE) {
         struct address at = key.address;
 
-        return find_node_port(&at, &key, d->host, hit);
+        return find_node_port(f, &at, &key, d->host, hit);
     }
     return false;
 }
