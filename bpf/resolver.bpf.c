@@ -117,7 +117,10 @@ static __always_inline bool opted_out(const struct control *c, struct dial *d)
 
 static __always_inline bool is_orphaned(const struct control *c)
 {
-    if (!c->orphan || bpf_ktime_get_ns() - READ_ONCE(c->heartbeat) <= c->orphan)
+    __u64 now = bpf_ktime_get_ns();
+
+    /* Signed: the agent may have given a sign of life after our clock was read. */
+    if (!c->orphan || (__s64)(now - READ_ONCE(c->heartbeat)) <= (__s64)c->orphan)
         return false;
     count_stat(STAT_ORPHANED);
     return true;
