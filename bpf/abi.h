@@ -234,7 +234,7 @@ struct peer {
     __be16 dialled_port;
     __be16 chosen_port; /* 0: the entry is empty */
     __u32 owner; /* 0: of other tables, known by what was dialled only; so is the backend */
-    __u32 backend;
+    __u32 backend; /* 0: the frontend has another by now */
     __u32 generation; /* 24 bits, and PEER_SHADOWED */
 };
 

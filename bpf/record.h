@@ -112,13 +112,44 @@ static __always_inline struct overflow_key overflow_of(const struct udp_record *
     return key;
 }
 
+/*
+ * The next three walk the entries and give an index, 0 for none. Global functions, as decide() is: inlined, each entry
+ * that a walk may end at is a path of its own through all that follows, and together they were too many.
+ */
+
 /* Frontends that lead to one backend each keep it, but only the last dialled is shown. */
-static __always_inline void shadow_others(struct udp_record *r, const struct peer *but,
-                                          const struct address *a, __be16 port)
+__attribute__((noinline)) int shadow_others(struct udp_record *r, const struct address *a,
+                                            __u32 port, __u32 but)
 {
-    for (int i = 1; i < UDP_PEERS; i++)
-        if (&r->peer[i] != but && is_chosen(&r->peer[i], a, port))
+    if (!r || !a)
+        return 0;
+    for (__u32 i = 1; i < UDP_PEERS; i++)
+        if (i != but && is_chosen(&r->peer[i], a, port))
             r->peer[i].generation |= PEER_SHADOWED;
+    return 0;
+}
+
+/* The entry by which a frontend keeps its backend. One that names none is only shown, for late answers. */
+__attribute__((noinline)) int entry_of(struct udp_record *r, const struct dial *d)
+{
+    if (!r || !d)
+        return 0;
+    for (__u32 i = 1; i < UDP_PEERS; i++)
+        if (is_dialled(&r->peer[i], d) && r->peer[i].backend)
+            return i;
+    return 0;
+}
+
+/* An entry that says the same already, but for its ids. */
+__attribute__((noinline)) int entry_like(struct udp_record *r, const struct dial *d,
+                                         const struct verdict *v)
+{
+    if (!r || !d || !v)
+        return 0;
+    for (__u32 i = 1; i < UDP_PEERS; i++)
+        if (is_dialled(&r->peer[i], d) && is_chosen(&r->peer[i], &v->address, v->port))
+            return i;
+    return 0;
 }
 
 /* This backend was dialled in another way than by a send to a frontend: no frontend is shown for it any more. */
@@ -126,7 +157,7 @@ static __always_inline void shadow_all(struct udp_record *r, const struct addres
 {
     struct overflow_key key = overflow_of(r, BY_CHOSEN, a, port);
 
-    shadow_others(r, NULL, a, port);
+    shadow_others(r, a, port, 0);
     if (is_full(r) && bpf_map_lookup_elem(&overflow, &key))
         bpf_map_delete_elem(&overflow, &key);
 }
@@ -142,18 +173,28 @@ static __always_inline void record_udp_connect(struct bpf_sock_addr *ctx, const 
     shadow_all(r, &v->address, v->port);
 }
 
-/* The entry that an unconnected send to this frontend used before. */
-static __always_inline struct peer *peer_dialled(struct udp_record *r, const struct dial *d)
-{
-    for (int i = 1; i < UDP_PEERS; i++)
-        if (is_dialled(&r->peer[i], d))
-            return &r->peer[i];
-    return NULL;
-}
-
 static __always_inline bool is_shown(const struct peer *p, const struct address *a, __be16 port)
 {
     return is_chosen(p, a, port) && !(p->generation & PEER_SHADOWED);
+}
+
+static __always_inline bool is_same(const struct peer *p, const struct dial *d,
+                                    const struct verdict *v)
+{
+    return p && is_dialled(p, d) && is_chosen(p, &v->address, v->port) &&
+           p->backend == v->backend && p->generation == v->generation;
+}
+
+/* Both rows stand in the map already, which is dearer to write than to ask. */
+static __always_inline bool has_overflow(const struct udp_record *r, const struct dial *d,
+                                         const struct verdict *v)
+{
+    struct overflow_key key = overflow_of(r, BY_DIALLED, &d->address, d->port);
+
+    if (!is_same(bpf_map_lookup_elem(&overflow, &key), d, v))
+        return false;
+    key = overflow_of(r, BY_CHOSEN, &v->address, v->port);
+    return is_same(bpf_map_lookup_elem(&overflow, &key), d, v);
 }
 
 static __always_inline bool record_overflow(const struct udp_record *r, const struct dial *d,
@@ -170,30 +211,71 @@ static __always_inline bool record_overflow(const struct udp_record *r, const st
     return bpf_map_update_elem(&overflow, &key, &p, BPF_ANY) == 0;
 }
 
+/* Its backend answers no more, or its frontend has another: the entry may be had by one that needs it. */
+static __always_inline bool is_gone(const struct peer *p)
+{
+    __u32 id = p->backend, state;
+    struct backend *b = bpf_map_lookup_elem(&backend, &id);
+
+    if (!b)
+        return true;
+    state = READ_ONCE(b->state);
+    return !(state & 0xff) || state >> 8 != (p->generation & ~PEER_SHADOWED);
+}
+
+/* An entry to take over. */
+__attribute__((noinline)) int entry_gone(struct udp_record *r)
+{
+    if (!r)
+        return 0;
+    for (__u32 i = 1; i < UDP_PEERS; i++)
+        if (is_gone(&r->peer[i]))
+            return i;
+    return 0;
+}
+
+/*
+ * Where to write a translation. The frontend's former entry stays where it is, as answers of that backend may be under
+ * way; it is written over only where nothing else is left. 0: there is no room.
+ */
+static __always_inline __u32 entry_for(struct udp_record *r, const struct dial *d,
+                                       const struct verdict *v, __u32 former)
+{
+    __u32 at = entry_like(r, d, v);
+
+    if (at)
+        return at;
+    at = __sync_fetch_and_add(&r->used, 1) + 1;
+    if (at < UDP_PEERS)
+        return at;
+    r->used = UDP_PEERS - 1;
+    return former ? former : entry_gone(r);
+}
+
 /* False: the reply could not be shown as coming from where the application sent to, so the send must fail. */
 static __always_inline bool record_udp_send(struct bpf_sock_addr *ctx, const struct dial *d,
                                             const struct verdict *v)
 {
     struct udp_record *r = make_udp_record(ctx);
+    __u32 former, at;
     struct peer *p;
-    __u32 at;
 
     if (!r)
         return false;
-    p = peer_dialled(r, d);
-    if (p && is_shown(p, &v->address, v->port) && p->backend == v->backend)
+    former = entry_of(r, d) & (UDP_PEERS - 1);
+    p = &r->peer[former];
+    if (former && is_shown(p, &v->address, v->port) && p->backend == v->backend)
         return true;
-    if (!p) {
-        at = __sync_fetch_and_add(&r->used, 1) + 1;
-        if (at >= UDP_PEERS) {
-            r->used = UDP_PEERS - 1;
-            shadow_others(r, NULL, &v->address, v->port);
-            return record_overflow(r, d, v);
-        }
-        p = &r->peer[at & (UDP_PEERS - 1)];
-    }
-    shadow_others(r, p, &v->address, v->port);
-    write_peer(p, d, v);
+    at = !former && is_full(r) && has_overflow(r, d, v) ? UDP_PEERS : entry_for(r, d, v, former);
+    shadow_others(r, &v->address, v->port, at);
+    if (at == UDP_PEERS)
+        return true;
+    if (!at)
+        return record_overflow(r, d, v);
+    at &= UDP_PEERS - 1;
+    if (former && former != at)
+        p->backend = 0;
+    write_peer(&r->peer[at], d, v);
     return true;
 }
 
@@ -218,19 +300,20 @@ static __always_inline const struct peer *peer_kept(struct bpf_sock_addr *ctx, i
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
     struct peer *p;
+    __u32 at;
 
     if (!r || r->epoch != epoch)
         return NULL;
     p = &r->peer[0];
     if (is_dialled(p, d) && is_connected_to(ctx->sk, family, &p->chosen, p->chosen_port))
         return p;
-    p = peer_dialled(r, d);
-    if (!p && is_full(r)) {
+    at = entry_of(r, d);
+    if (!at && is_full(r)) {
         struct overflow_key key = overflow_of(r, BY_DIALLED, &d->address, d->port);
 
-        p = bpf_map_lookup_elem(&overflow, &key);
+        return bpf_map_lookup_elem(&overflow, &key);
     }
-    return p;
+    return at ? &r->peer[at & (UDP_PEERS - 1)] : NULL;
 }
 
 /* ---- what the application is shown ---- */

@@ -185,7 +185,7 @@ fn kernel_and_twin_agree() {
         let program = Program::open(Config { empty_local, ..ground.config() }).unwrap();
         let (mut kernel, door) = (program.kernel().unwrap(), program.door().unwrap());
         let mut dice = Dice(0x9e37_79b9_7f4a_7c15 + mode as u64);
-        for round in 0..400 {
+        for round in 0..500 {
             let rows = random_rows(&mut dice);
             assert_eq!(kernel.write_all(&ops(&rows)).1, None);
             assert_eq!(kernel.rows().unwrap().sources, rows.sources, "round {round}");

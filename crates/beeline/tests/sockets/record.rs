@@ -72,6 +72,71 @@ fn a_pod_that_is_dialled_directly_is_shown_as_itself() {
     }
 }
 
+/// Answers that come after the frontend has moved to another backend are still the frontend's.
+#[test]
+fn a_late_answer_of_the_former_backend() {
+    let lab = Lab::new(2).unwrap();
+    let place = |pod: usize| Object::service("web", 10).at(&[(lab.pod(pod), "node-1")]);
+    let objects = [place(0), place(1)];
+    let ground = Ground::on(lab, &objects[..1], &[]);
+    let _servers = [ground.lab.pod(0).serve(8080).unwrap(), ground.lab.pod(1).serve(8080).unwrap()];
+    let client = ground.lab.node().client().unwrap();
+    let sockets = web().map(|to| client.udp(Family::of(to)).unwrap());
+    for (socket, to) in sockets.iter().zip(web()) {
+        socket.send_to(to, "who\n").unwrap();
+    }
+    // More often than the record has entries: the oldest is used again.
+    for turn in 1..12 {
+        ground.apply(&objects[turn % 2]);
+        let now = ["pod-a", "pod-b"][turn % 2];
+        for (socket, to) in sockets.iter().zip(web()) {
+            socket.send_to(to, "who\n").unwrap();
+            let (from, _) = socket.receive().unwrap();
+            assert_eq!(from, Some(to), "the answer of the former backend, turn {turn}");
+            socket.send_to(to, "who\n").unwrap();
+            let (from, bytes) = socket.receive().unwrap();
+            assert_eq!(from, Some(to), "{now} in turn {turn}");
+            assert!(String::from_utf8(bytes).unwrap().starts_with(now));
+        }
+    }
+    assert_eq!(ground.stat("record_overflow"), 0, "one frontend needs no more than its record");
+}
+
+/// Rows beyond the record are written when they change, and the record's own entries are given to the living.
+#[test]
+fn what_overflows_is_written_once_and_entries_of_the_dead_are_used_again() {
+    let lab = Lab::new(1).unwrap();
+    let objects = many(&lab, 16);
+    let ground = Ground::on(lab, &objects, &[]);
+    let pod = ground.lab.pod(0);
+    let ports = (9000..9016).flat_map(|port| [pod.v4(port), pod.v6(port)]);
+    let _server = Service::new("pod-a", ports).udp_only().start(&pod.namespace).unwrap();
+    let client = ground.lab.node().client().unwrap();
+    for way in 0..3 {
+        let socket = client.udp(Family::of(at(0)[way])).unwrap();
+        let say = |n: u8| assert_eq!(ask(&socket, Some(at(n)[way])), (at(n)[way], "pod-a".into()));
+        let before = ground.stat("record_overflow");
+        (0..10).for_each(say);
+        assert_eq!(ground.stat("record_overflow") - before, 3);
+        (0..3).for_each(|_| (0..10).for_each(say));
+        assert_eq!(ground.stat("record_overflow") - before, 3, "what is right is not written again");
+        // A direct dial of one that overflowed, and the service again.
+        for _ in 0..2 {
+            let pod = direct(&ground, 9009)[way];
+            assert_eq!(ask(&socket, Some(pod)).0, pod);
+            say(9);
+        }
+        let before = ground.stat("record_overflow");
+        (0..3).for_each(|n| ground.delete(&format!("s{n}")));
+        (10..13).for_each(say);
+        (3..13).for_each(say);
+        assert_eq!(ground.stat("record_overflow"), before, "three entries were free to take");
+        (13..16).for_each(say);
+        assert!(ground.stat("record_overflow") > before);
+        (0..3).for_each(|n| ground.apply(&objects[n]));
+    }
+}
+
 /// Kept out of the way of `many`, whose first backend stands at 9000.
 #[test]
 fn a_direct_connect_among_many_services() {
