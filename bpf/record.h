@@ -36,8 +36,8 @@ static __always_inline void write_peer(struct peer *p, const struct dial *d,
 /* ---- TCP ---- */
 
 /*
- * MPTCP: connect runs on a subflow's socket, getpeername on the parent's, which knows its first subflow. Only here the
- * record is kept by the subflow's cookie, in a map of its own (LRU: nothing tells when a subflow ends).
+ * MPTCP: connect runs on a subflow's socket, getpeername on the parent's, so the record is the parent's. Further subflows
+ * dial by themselves what the first one reached: they neither write it nor forget it.
  */
 static __always_inline bool is_subflow(struct bpf_sock *sk)
 {
@@ -46,35 +46,27 @@ static __always_inline bool is_subflow(struct bpf_sock *sk)
     return tp && bpf_core_field_exists(tp->is_mptcp) && tp->is_mptcp;
 }
 
-static __always_inline __u64 first_subflow_cookie(struct bpf_sock_addr *ctx)
+static __always_inline struct tcp_record *parent_record(struct bpf_sock *sk, __u64 flags)
 {
-    struct mptcp_sock *parent = NULL;
-    struct sock *first;
+    struct mptcp_sock *parent = bpf_skc_to_mptcp_sock(sk);
 
-    if (!bpf_core_type_exists(struct mptcp_sock))
-        return 0;
-    /* The program's context is, inside the kernel, a bpf_sock_addr_kern. */
-    bpf_probe_read_kernel(&parent, sizeof(parent),
-                          (void *)ctx + bpf_core_field_offset(struct bpf_sock_addr_kern, sk));
-    first = BPF_CORE_READ(parent, first);
-    return BPF_CORE_READ(first, __sk_common.skc_cookie.counter);
+    if (!parent || (void *)parent->first != (void *)sk)
+        return NULL;
+    return bpf_sk_storage_get(&tcp_record, parent, 0, flags);
 }
 
 static __always_inline void record_tcp(struct bpf_sock_addr *ctx, const struct dial *d,
                                        const struct verdict *v)
 {
-    struct tcp_record *r = bpf_sk_storage_get(&tcp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    bool subflow = bpf_core_type_exists(struct mptcp_sock) && is_subflow(ctx->sk);
+    struct tcp_record *r =
+        subflow ? parent_record(ctx->sk, BPF_SK_STORAGE_GET_F_CREATE)
+                : bpf_sk_storage_get(&tcp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
-    if (!r) {
+    if (r)
+        write_peer(&r->peer, d, v);
+    else
         count_stat(STAT_RECORD_FAILED);
-        return;
-    }
-    write_peer(&r->peer, d, v);
-    if (is_subflow(ctx->sk)) {
-        __u64 cookie = bpf_get_socket_cookie(ctx);
-
-        bpf_map_update_elem(&mptcp_record, &cookie, r, BPF_ANY);
-    }
 }
 
 /* ---- UDP ---- */
@@ -349,14 +341,8 @@ static __always_inline const struct peer *shown_by_getpeername(struct bpf_sock_a
 
         if (r && is_chosen(&r->peer[0], a, port))
             return &r->peer[0];
-    } else if (ctx->protocol == IPPROTO_TCP) {
+    } else if (ctx->protocol == IPPROTO_TCP || ctx->protocol == IPPROTO_MPTCP) {
         struct tcp_record *r = bpf_sk_storage_get(&tcp_record, ctx->sk, 0, 0);
-
-        if (r && is_chosen(&r->peer, a, port))
-            return &r->peer;
-    } else if (ctx->protocol == IPPROTO_MPTCP) {
-        __u64 cookie = first_subflow_cookie(ctx);
-        struct tcp_record *r = bpf_map_lookup_elem(&mptcp_record, &cookie);
 
         if (r && is_chosen(&r->peer, a, port))
             return &r->peer;
@@ -391,14 +377,10 @@ static __always_inline void forget_sent(struct bpf_sock_addr *ctx, int family, c
 
 static __always_inline void forget_tcp(struct bpf_sock_addr *ctx)
 {
-    struct tcp_record *r = bpf_sk_storage_get(&tcp_record, ctx->sk, 0, 0);
+    bool subflow = bpf_core_type_exists(struct mptcp_sock) && is_subflow(ctx->sk);
+    struct tcp_record *r =
+        subflow ? parent_record(ctx->sk, 0) : bpf_sk_storage_get(&tcp_record, ctx->sk, 0, 0);
 
-    if (!r)
-        return;
-    WRITE_ONCE(r->peer.chosen_port, 0);
-    if (is_subflow(ctx->sk)) {
-        __u64 cookie = bpf_get_socket_cookie(ctx);
-
-        bpf_map_delete_elem(&mptcp_record, &cookie);
-    }
+    if (r)
+        WRITE_ONCE(r->peer.chosen_port, 0);
 }

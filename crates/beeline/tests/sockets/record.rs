@@ -4,7 +4,7 @@
 use crate::ground::{Endpoint, Ground, Object, eventually};
 use crate::kind::ways;
 use crate::trap::{ask, at, many, one, web};
-use beeline_lab::{Errno, Family, Lab, Service, Socket, mapped};
+use beeline_lab::{Errno, Family, Lab, Service, Socket, Sort, mapped};
 use std::net::SocketAddr;
 
 /// The three ways to dial pod-a itself, in the order of `web`.
@@ -134,6 +134,28 @@ fn what_overflows_is_written_once_and_entries_of_the_dead_are_used_again() {
         (13..16).for_each(say);
         assert!(ground.stat("record_overflow") > before);
         (0..3).for_each(|n| ground.apply(&objects[n]));
+    }
+}
+
+/// Connections of MPTCP are no rarer to be remembered than others.
+#[test]
+fn an_mptcp_connection_is_not_forgotten_for_thousands_of_later_ones() {
+    let ground = one(Lab::new(1).unwrap(), &[]);
+    let pod = ground.lab.pod(0);
+    let _server = pod.service(8080).mptcp().start(&pod.namespace).unwrap();
+    let client = ground.lab.node().client().unwrap();
+    let held = web().map(|to| {
+        let socket = client.socket(Family::of(to), Sort::Mptcp).unwrap();
+        socket.connect(to).unwrap();
+        (socket, to)
+    });
+    for _ in 0..6000 {
+        let socket = client.socket(Family::V4, Sort::Mptcp).unwrap();
+        socket.set(beeline_lab::Setting::Linger0).unwrap();
+        socket.connect(web()[0]).unwrap();
+    }
+    for (socket, to) in &held {
+        assert_eq!(socket.peer().unwrap(), *to);
     }
 }
 
