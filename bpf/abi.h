@@ -124,7 +124,8 @@ enum set_flag {
 };
 
 struct set {
-    __u64 span; /* base:32 | count:16 | generation:16, read as one */
+    /* base:32 | count:16 | generation:16, read as one. The generation is for whoever compares two dumps. */
+    __u64 span;
     __u32 next; /* the set below in the order, SET_NONE: none */
     __u32 owner; /* id in map `names`; index of counters */
     __u32 affinity; /* seconds, 0: none */
@@ -416,9 +417,15 @@ _Static_assert(sizeof(struct frontend) == 8, "frontend is read as one word");
 _Static_assert(sizeof(struct node) == 8, "node is read as one word");
 _Static_assert(sizeof(struct source_key) == 28, "source_key");
 _Static_assert(sizeof(struct name) == 256, "name");
+_Static_assert(sizeof(struct affinity_key) == 16, "affinity_key");
+_Static_assert(sizeof(struct affinity) == 40, "affinity");
 _Static_assert(sizeof(struct peer) == 48, "peer");
+_Static_assert(sizeof(struct tcp_record) == 48, "tcp_record");
 _Static_assert(sizeof(struct udp_record) == 408, "udp_record");
+_Static_assert(sizeof(struct overflow_key) == 32, "overflow_key");
 _Static_assert(sizeof(struct counters) == 64, "counters");
+_Static_assert(sizeof(struct cgroup_rule) == 8, "cgroup_rule");
+_Static_assert(sizeof(struct control) == 64, "control");
 _Static_assert(sizeof(struct event) == 96, "event");
 _Static_assert(sizeof(struct dial) == 72, "dial");
 _Static_assert(sizeof(struct verdict) == 40, "verdict");

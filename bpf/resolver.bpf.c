@@ -12,13 +12,6 @@
 /* Not a service: as the kernel would have done without us. */
 enum { PASS = 1, DENY = 0 };
 
-static __always_inline struct address mapped(__be32 ip)
-{
-    struct address a = { .word = { 0, 0, bpf_htonl(0xffff), ip } };
-
-    return a;
-}
-
 static __always_inline struct address dialled6(const struct bpf_sock_addr *ctx)
 {
     struct address a;

@@ -29,7 +29,7 @@ pub struct Meta {
 pub struct PinDir {
     path: PathBuf,
     /// Holding it open holds the lock.
-    lock: Option<File>,
+    _lock: Option<File>,
 }
 
 impl PinDir {
@@ -40,7 +40,7 @@ impl PinDir {
         })?;
         let lock = File::open(path).context(|| format!("cannot open {}", path.display()))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(PinDir { path: path.to_owned(), lock: Some(lock) }),
+            Ok(()) => Ok(PinDir { path: path.to_owned(), _lock: Some(lock) }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Said(format!(
                 "another agent holds {}: stop it first, or give this one its own --pin-dir and --cgroup",
                 path.display()
@@ -51,7 +51,7 @@ impl PinDir {
 
     /// For readers.
     pub fn read_only(path: &Path) -> PinDir {
-        PinDir { path: path.to_owned(), lock: None }
+        PinDir { path: path.to_owned(), _lock: None }
     }
 
     /// Whether an agent holds the directory now.
@@ -60,10 +60,6 @@ impl PinDir {
             rustix::fs::flock(&dir, rustix::fs::FlockOperation::NonBlockingLockShared)
                 == Err(rustix::io::Errno::WOULDBLOCK)
         })
-    }
-
-    pub fn is_locked(&self) -> bool {
-        self.lock.is_some()
     }
 
     pub fn path(&self) -> &Path {

@@ -7,7 +7,6 @@ use beeline_model::{Address, Family, Protocol};
 use ipnet::IpNet;
 use std::net::IpAddr;
 
-const _: () = assert!(INLINE_SLOTS == size_of::<[u32; 8]>() / 4);
 const _: () = assert!(SET_CLOSED == abi::set_id::SET_CLOSED.0 && SET_FIRST == abi::set_id::SET_FIRST.0);
 
 pub const LAYOUT: u32 = abi::layout::LAYOUT.0;
