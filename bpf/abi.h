@@ -18,10 +18,10 @@ struct address {
 /* Counted up whenever a table's key or value changes: an agent rebuilds tables of another layout beside the old ones. */
 #ifdef BEELINE_OTHER_LAYOUT
 /* A second layout, for the upgrade tests: same meaning, other sizes. */
-enum layout { LAYOUT = 1001 };
+enum layout { LAYOUT = 1002 };
 #define OTHER_LAYOUT_PAD __u64 other_layout;
 #else
-enum layout { LAYOUT = 1 };
+enum layout { LAYOUT = 2 };
 #define OTHER_LAYOUT_PAD
 #endif
 
@@ -64,6 +64,11 @@ struct filter {
      */
     __u64 v4[RANGES];
     __u64 v6[RANGES];
+    /*
+     * Odd while rows of a hash are exchanged. The kernel puts the new element at the head of its chain and then takes
+     * the old one out: a reader between the two meets neither. Whoever finds nothing looks again if this has moved.
+     */
+    __u64 exchange;
     OTHER_LAYOUT_PAD
 };
 
@@ -119,7 +124,8 @@ enum set_flag {
 };
 
 struct set {
-    __u64 span; /* base:32 | count:16 | generation:16, read as one */
+    /* base:32 | count:16 | generation:16, read as one. The generation is for whoever compares two dumps. */
+    __u64 span;
     __u32 next; /* the set below in the order, SET_NONE: none */
     __u32 owner; /* id in map `names`; index of counters */
     __u32 affinity; /* seconds, 0: none */
@@ -159,8 +165,9 @@ struct node {
 
 /* ---- source: who may dial a load-balancer address ---- */
 struct source_key {
-    __u32 prefix; /* 32 + prefix length of the mapped address */
+    __u32 prefix; /* 64 + prefix length of the mapped address */
     __u32 owner;
+    __u32 family; /* 4 or 6: a short v6 prefix would cover mapped addresses too */
     struct address address;
 };
 
@@ -228,8 +235,8 @@ struct peer {
     struct address chosen;
     __be16 dialled_port;
     __be16 chosen_port; /* 0: the entry is empty */
-    __u32 owner;
-    __u32 backend;
+    __u32 owner; /* 0: of other tables, known by what was dialled only; so is the backend */
+    __u32 backend; /* 0: the frontend has another by now */
     __u32 generation; /* 24 bits, and PEER_SHADOWED */
 };
 
@@ -402,17 +409,24 @@ struct surveyed {
 };
 
 #ifndef BEELINE_OTHER_LAYOUT
-_Static_assert(sizeof(struct filter) == 32832, "filter");
+_Static_assert(sizeof(struct filter) == 32840, "filter");
 _Static_assert(sizeof(struct frontend_key) == 24, "frontend_key");
 _Static_assert(sizeof(struct set) == 64, "set is one cache line");
 _Static_assert(sizeof(struct backend) == 32, "backend");
 #endif
 _Static_assert(sizeof(struct frontend) == 8, "frontend is read as one word");
 _Static_assert(sizeof(struct node) == 8, "node is read as one word");
+_Static_assert(sizeof(struct source_key) == 28, "source_key");
 _Static_assert(sizeof(struct name) == 256, "name");
+_Static_assert(sizeof(struct affinity_key) == 16, "affinity_key");
+_Static_assert(sizeof(struct affinity) == 40, "affinity");
 _Static_assert(sizeof(struct peer) == 48, "peer");
+_Static_assert(sizeof(struct tcp_record) == 48, "tcp_record");
 _Static_assert(sizeof(struct udp_record) == 408, "udp_record");
+_Static_assert(sizeof(struct overflow_key) == 32, "overflow_key");
 _Static_assert(sizeof(struct counters) == 64, "counters");
+_Static_assert(sizeof(struct cgroup_rule) == 8, "cgroup_rule");
+_Static_assert(sizeof(struct control) == 64, "control");
 _Static_assert(sizeof(struct event) == 96, "event");
 _Static_assert(sizeof(struct dial) == 72, "dial");
 _Static_assert(sizeof(struct verdict) == 40, "verdict");

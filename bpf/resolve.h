@@ -7,216 +7,19 @@
  * random number, the clock and the client, which the hook gathers only after a hit.
  *
  * Readers are never locked out and never see a half: {set, mark} and span are each loaded as one word; what they point
- * at was written before them and is recycled only after an RCU grace period. A frontend's tag guards the one thing
- * that the kernel recycles at once, the hash's own elements.
+ * at was written before them and is recycled only after an RCU grace period. What the kernel's own hashes do besides is
+ * find.h's business.
  */
 #pragma once
-#include "maps.h"
+#include "find.h"
 
-enum { LOOKS = 3, LINKS = 3, PICKS = 3 };
+enum { LINKS = 3, PICKS = 3 };
 
 /* Fixed at load. */
 const volatile __u32 shards = 1; /* of counters; a power of two */
 const volatile __u32 epoch; /* of the tables: ids in socket records of another epoch mean nothing */
 const volatile __u8 empty_local_drops; /* --empty-local=drop */
 const volatile __u64 host_netns; /* cookie of the host's own network namespace */
-
-struct hit {
-    __u32 set;
-    __u8 kind;
-    __u8 foreign; /* a NodePort at another node's address */
-    __u16 pad;
-};
-
-static __always_inline bool is_v4(const struct address *a)
-{
-    return !a->word[0] && !a->word[1] && a->word[2] == bpf_htonl(0xffff);
-}
-
-static __always_inline bool same_address(const struct address *a, const struct address *b)
-{
-    return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
-           a->word[3] == b->word[3];
-}
-
-static __always_inline bool is_loopback(const struct address *a)
-{
-    if (is_v4(a))
-        return (a->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
-    return !a->word[0] && !a->word[1] && !a->word[2] && a->word[3] == bpf_htonl(1);
-}
-
-/* 0.0.0.0 and :: as a destination mean loopback. */
-static __always_inline void settle_any(struct address *a)
-{
-    if (is_v4(a) && !a->word[3])
-        a->word[3] = bpf_htonl(0x7f000001);
-    else if (!a->word[0] && !a->word[1] && !a->word[2] && !a->word[3])
-        a->word[3] = bpf_htonl(1);
-}
-
-static __always_inline __u64 mix(__u64 h, __u64 w)
-{
-    h ^= w;
-    h *= 0x9e3779b97f4a7c15ULL;
-    return h ^ (h >> 29);
-}
-
-static __always_inline __u64 pair(__u32 low, __u32 high)
-{
-    return (__u64)high << 32 | low;
-}
-
-static __always_inline __u32 tag_of_address(const struct address *a)
-{
-    __u64 h = mix(0, pair(a->word[0], a->word[1]));
-
-    return mix(h, pair(a->word[2], a->word[3])) >> 32;
-}
-
-static __always_inline __u32 tag_of(const struct frontend_key *k)
-{
-    __u64 h = mix(0, pair(k->address.word[0], k->address.word[1]));
-
-    h = mix(h, pair(k->address.word[2], k->address.word[3]));
-    h = mix(h, pair(k->view, (__u32)k->port | (__u32)k->protocol << 16 | (__u32)k->scope << 24));
-    return (h >> 32) & ~MARK_KIND;
-}
-
-static __always_inline void count_stat(__u32 which)
-{
-    __u64 *n = bpf_map_lookup_elem(&stats, &which);
-
-    if (n)
-        (*n)++;
-}
-
-/* ---- find: is this a frontend? ---- */
-
-static __always_inline bool look(const struct frontend_key *key, struct hit *hit)
-{
-    __u32 tag = tag_of(key);
-
-    for (int i = 0; i < LOOKS; i++) {
-        __u64 *row = bpf_map_lookup_elem(&frontend, key);
-        __u64 word;
-
-        if (!row)
-            return false;
-        word = READ_ONCE(*row);
-        if (((__u32)(word >> 32) & ~MARK_KIND) == tag) {
-            hit->set = (__u32)word;
-            hit->kind = (word >> 32) & MARK_KIND;
-            return true;
-        }
-    }
-    count_stat(STAT_RACED_OUT);
-    return false;
-}
-
-static __always_inline bool in_ranges(const struct filter *f, const struct address *a)
-{
-    if (is_v4(a)) {
-        __u32 ip = bpf_ntohl(a->word[3]);
-
-        for (int i = 0; i < RANGES; i++) {
-            __u64 range = READ_ONCE(f->v4[i]);
-
-            if (range && (ip & (__u32)range) == range >> 32)
-                return true;
-        }
-        return false;
-    }
-    __u64 ip = (__u64)bpf_ntohl(a->word[0]) << 32 | bpf_ntohl(a->word[1]);
-
-    for (int i = 0; i < RANGES; i++) {
-        __u64 range = READ_ONCE(f->v6[i]);
-
-        if (range && (ip ^ (range & ~0xffULL)) >> (64 - (range & 63)) == 0)
-            return true;
-    }
-    return false;
-}
-
-static __always_inline bool find_node_port(const struct address *at, struct frontend_key *key,
-                                           bool host, struct hit *hit)
-{
-    struct address node_address = *at;
-    __u64 *row, word;
-
-    if (is_v4(at) && is_loopback(at))
-        node_address.word[3] = bpf_htonl(0x7f000001);
-    row = bpf_map_lookup_elem(&node, &node_address);
-    if (!row)
-        return false;
-    word = READ_ONCE(*row);
-    if ((__u32)(word >> 32) != tag_of_address(&node_address))
-        return false;
-    if ((word >> 16) & NODE_LOOPBACK && !host)
-        return false;
-    if ((word >> 16) & NODE_ALONE && !same_address(at, &node_address))
-        return false;
-    key->view = (__u16)word;
-    key->address.word[0] = key->address.word[1] = key->address.word[3] = 0;
-    key->address.word[2] = is_v4(at) ? bpf_htonl(0xffff) : 0;
-    hit->foreign = !((word >> 16) & NODE_OWN);
-    return look(key, hit);
-}
-
-/*
- * In host order, and known to the verifier as 16 bits: before 6.6 it forgets the bounds of a value whose bytes were
- * swapped, and a plain mask is dropped by the compiler, which does not.
- */
-static __always_inline __u32 port_number(__be16 port)
-{
-    __u32 number = bpf_ntohs(port);
-
-    asm volatile("%0 &= 0xffff" : "+r"(number));
-    return number;
-}
-
-static __always_inline bool find(const struct dial *d, struct hit *hit)
-{
-    struct frontend_key key = {};
-    __u32 zero = 0, port = port_number(d->port), bits;
-    struct filter *f = bpf_map_lookup_elem(&filter, &zero);
-    bool ranged;
-
-    if (!f || (d->protocol != IPPROTO_TCP && d->protocol != IPPROTO_UDP))
-        return false;
-    bits = READ_ONCE(f->ports[(d->protocol == IPPROTO_UDP) * PORT_WORDS + (port >> 5)]) >>
-           ((port & 31) * 2);
-    bits &= PORT_FRONTEND | PORT_NODE;
-    ranged = in_ranges(f, &d->address);
-    if (!bits && !ranged)
-        return false;
-
-    key.address = d->address;
-    settle_any(&key.address);
-    key.view = d->view;
-    key.port = d->port;
-    key.protocol = d->protocol;
-    key.scope = d->scope;
-    hit->foreign = 0;
-    if (bits & PORT_FRONTEND && look(&key, hit))
-        return true;
-    if (ranged) {
-        key.port = 0;
-        key.protocol = 0;
-        if (look(&key, hit))
-            return true;
-        key.port = d->port;
-        key.protocol = d->protocol;
-    }
-    if (bits & PORT_NODE) {
-        struct address at = key.address;
-
-        return find_node_port(&at, &key, d->host, hit);
-    }
-    return false;
-}
-
-/* ---- decide: which backend? ---- */
 
 static __always_inline void take(const struct backend *b, __u32 id, __u32 state, struct verdict *v)
 {
@@ -336,7 +139,12 @@ static __always_inline bool pick(const struct dial *d, const struct set *s, stru
 
 static __always_inline bool may_dial(const struct dial *d, const struct set *s)
 {
-    struct source_key key = { .prefix = 32 + 128, .owner = s->owner, .address = d->source };
+    struct source_key key = {
+        .prefix = 64 + 128,
+        .owner = s->owner,
+        .family = is_v4(&d->source) ? 4 : 6,
+        .address = d->source,
+    };
 
     return bpf_map_lookup_elem(&source, &key) != NULL;
 }

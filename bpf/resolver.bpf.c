@@ -12,13 +12,6 @@
 /* Not a service: as the kernel would have done without us. */
 enum { PASS = 1, DENY = 0 };
 
-static __always_inline struct address mapped(__be32 ip)
-{
-    struct address a = { .word = { 0, 0, bpf_htonl(0xffff), ip } };
-
-    return a;
-}
-
 static __always_inline struct address dialled6(const struct bpf_sock_addr *ctx)
 {
     struct address a;
@@ -117,7 +110,10 @@ static __always_inline bool opted_out(const struct control *c, struct dial *d)
 
 static __always_inline bool is_orphaned(const struct control *c)
 {
-    if (!c->orphan || bpf_ktime_get_ns() - READ_ONCE(c->heartbeat) <= c->orphan)
+    __u64 now = bpf_ktime_get_ns();
+
+    /* Signed: the agent may have given a sign of life after our clock was read. */
+    if (!c->orphan || (__s64)(now - READ_ONCE(c->heartbeat)) <= (__s64)c->orphan)
         return false;
     count_stat(STAT_ORPHANED);
     return true;
@@ -165,6 +161,26 @@ static __always_inline int apply(struct bpf_sock_addr *ctx, int family, const st
     return PASS;
 }
 
+static __always_inline void forget(struct bpf_sock_addr *ctx, const struct dial *d)
+{
+    if (d->protocol == IPPROTO_UDP)
+        forget_udp(ctx, d);
+    else
+        forget_tcp(ctx);
+}
+
+/* What the socket remembers of it. A refused UDP socket stays connected as it was. */
+static __always_inline void record(struct bpf_sock_addr *ctx, const struct dial *d,
+                                   const struct verdict *v)
+{
+    if (v->action == ACTION_RESOLVED && d->protocol == IPPROTO_UDP)
+        record_udp_connect(ctx, d, v);
+    else if (v->action == ACTION_RESOLVED)
+        record_tcp(ctx, d, v);
+    else if (v->action == ACTION_UNTOUCHED || d->protocol == IPPROTO_TCP)
+        forget(ctx, d);
+}
+
 static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, struct dial *d)
 {
     struct verdict v = {};
@@ -179,16 +195,11 @@ static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, str
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
     if (opted_out(c, d) || !find(d, &hit) || !gather(ctx, family, c, d)) {
-        forget(ctx);
+        forget(ctx, d);
         return PASS;
     }
     decide(d, &hit, &v);
-    if (v.action != ACTION_RESOLVED)
-        forget(ctx);
-    else if (d->protocol == IPPROTO_TCP)
-        record_tcp(ctx, d, &v);
-    else
-        record_udp_connect(ctx, d, &v);
+    record(ctx, d, &v);
     return apply(ctx, family, c, HOOK_CONNECT, d, &v);
 }
 
@@ -215,20 +226,23 @@ static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct
     d->port = ctx->user_port;
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
-    if (opted_out(c, d) || !find(d, &hit))
-        return PASS;
     /*
      * A plain send() on a connected AF_INET6 socket with a mapped peer runs the v4 send hook with the kernel's peer,
      * which may be a frontend itself (a hostNetwork pod, or a service address that connect left alone): no new dial.
      */
-    if (is_connected_to(ctx->sk, family, &d->address, d->port) || !gather(ctx, family, c, d))
+    if (opted_out(c, d) || !find(d, &hit) ||
+        is_connected_to(ctx->sk, family, &d->address, d->port) || !gather(ctx, family, c, d)) {
+        forget_sent(ctx, family, d);
         return PASS;
+    }
     prefer_recorded(ctx, family, d);
     decide(d, &hit, &v);
     if (v.action == ACTION_RESOLVED && !record_udp_send(ctx, d, &v)) {
         count_stat(STAT_SEND_FAILED);
         refuse(&v, REASON_RECORD);
     }
+    if (v.action == ACTION_UNTOUCHED)
+        forget_sent(ctx, family, d);
     return apply(ctx, family, c, HOOK_SEND, d, &v);
 }
 

@@ -25,13 +25,7 @@ static __always_inline struct address wide(const struct in6_addr *a)
     return wide;
 }
 
-static __always_inline struct address narrow(__be32 a)
-{
-    struct address mapped = { .word = { 0, 0, bpf_htonl(0xffff), a } };
-
-    return mapped;
-}
-
+/* The twin of is_connected_to() for a kernel socket, whose fields are found by CO-RE. */
 static __always_inline bool still_connected(struct sock *sk, const struct peer *p)
 {
     struct sock_common *c = &sk->__sk_common;
@@ -39,7 +33,7 @@ static __always_inline bool still_connected(struct sock *sk, const struct peer *
 
     if (c->skc_state != SK_ESTABLISHED || !p->chosen_port || c->skc_dport != p->chosen_port)
         return false;
-    a = is_v4(&p->chosen) ? narrow(c->skc_daddr) : wide(&c->skc_v6_daddr);
+    a = is_v4(&p->chosen) ? mapped(c->skc_daddr) : wide(&c->skc_v6_daddr);
     return same_address(&a, &p->chosen);
 }
 
@@ -49,7 +43,7 @@ static __always_inline void tell(struct seq_file *seq, struct sock *sk, const st
     struct surveyed s = { .peer = *p };
     struct sock_common *c = &sk->__sk_common;
 
-    s.local = is_v4(&p->chosen) ? narrow(c->skc_rcv_saddr) : wide(&c->skc_v6_rcv_saddr);
+    s.local = is_v4(&p->chosen) ? mapped(c->skc_rcv_saddr) : wide(&c->skc_v6_rcv_saddr);
     s.local_port = bpf_htons(c->skc_num);
     s.device = c->skc_bound_dev_if;
     s.cookie = r ? r->cookie : c->skc_cookie.counter;

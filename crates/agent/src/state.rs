@@ -388,7 +388,7 @@ impl State {
     }
 
     fn owner_of(&self, socket: &Connected) -> Option<OwnerId> {
-        if socket.epoch == self.program.meta().epoch {
+        if socket.epoch == self.program.meta().epoch && socket.owner != 0 {
             return Some(socket.owner);
         }
         // Ids of other tables mean nothing: by what was dialled.

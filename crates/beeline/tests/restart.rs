@@ -5,6 +5,7 @@ mod stage;
 
 use beeline_datapath::count::Count;
 use beeline_datapath::record::AffinityTable;
+use beeline_datapath::wire;
 use beeline_lab::{Client, Dial, Errno, Family, Kind, Socket, StormKind, Watch};
 use stage::{PORT, Stage, Storming, Target, Toll, wait_until};
 use std::collections::BTreeMap;
@@ -227,6 +228,35 @@ impl Held<'_> {
     }
 }
 
+/// New tables number everything anew. A socket from before that sends something then is marked with the new epoch, and
+/// nothing in it may be taken for an id of the new tables.
+#[test]
+fn a_socket_that_sends_after_a_rebuild_is_spared() {
+    let _alone = stage::alone();
+    let mut stage = Stage::new();
+    let (dns, web) = (Target::new("dns", 1), Target::new("web", 2));
+    let (stays, goes) = (stage.serve("dns", 20, 1), stage.serve("web", 30, 2));
+    let fill: Vec<Target> = (0..40).map(|n| Target::new(&format!("a{n}"), 100 + n)).collect();
+    fill.iter().for_each(|t| stage.folder.put(&format!("{}.yaml", t.name), t.manifest(&stays)));
+    stage.start(&["--max-services", "64"]);
+    stage.folder.put("dns.yaml", dns.manifest(&stays));
+    stage.folder.put("web.yaml", web.manifest(&goes[..1]));
+    wait_until("both answer", || [&dns, &web].iter().all(|t| stage.ask(stage.lab.node(), t) == t.name));
+    let client = stage.lab.pod(1).client().unwrap();
+    let held = Held::dial(&client, "from before", (dns.address, PORT).into());
+
+    stage.kill();
+    fill.iter().for_each(|t| stage.folder.remove(&format!("{}.yaml", t.name)));
+    stage.start(&["--max-services", "16"]);
+    assert_eq!(stage.status()["kernel"]["start"], "rebuilt", "the old rows do not fit");
+    held.socket.send_to((web.address, PORT).into(), "who\n").unwrap();
+    let victim = Held::dial(&client, "whose backend goes", (web.address, PORT).into());
+    stage.folder.put("web.yaml", web.manifest(&goes[1..]));
+    victim.must_die();
+    held.must_live();
+    drop((held, victim));
+}
+
 #[test]
 fn another_layout_and_back() {
     let _alone = stage::alone();
@@ -243,7 +273,8 @@ fn another_layout_and_back() {
     wait_until("it answers", || show.stage.ask(show.stage.lab.node(), &dns) == "dns");
     let client = show.stage.lab.pod(1).client().unwrap();
     let (cluster, node): (SocketAddr, SocketAddr) = ((dns.address, PORT).into(), show.stage.lab.node().v4(node_port));
-    for (binary, layout, kind) in [(other.as_path(), 1001, "rebuilt"), (Path::new(stage::BEELINE), 1, "rebuilt")] {
+    let binaries = [(other.as_path(), 1000 + wire::LAYOUT), (Path::new(stage::BEELINE), wire::LAYOUT)];
+    for (binary, layout) in binaries {
         write(&show, &pods);
         wait_until("both backends are back", || show.stage.status()["counts"]["backends"] == 10);
         let held: Vec<Held> = [("by ClusterIP", cluster), ("by NodePort", node)]
@@ -263,7 +294,7 @@ fn another_layout_and_back() {
         write(&show, &pods[1..]); // While nobody looks.
         show.stage.start_binary(binary, &[]);
         let status = show.stage.status();
-        assert_eq!((&status["kernel"]["layout"], &status["kernel"]["start"]), (&layout.into(), &kind.into()));
+        assert_eq!((&status["kernel"]["layout"], &status["kernel"]["start"]), (&layout.into(), &"rebuilt".into()));
         leaving.iter().for_each(Held::must_die);
         std::thread::sleep(Duration::from_secs(1));
         staying.iter().for_each(Held::must_live);

@@ -10,6 +10,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use std::collections::HashSet;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{Ordering, fence};
 
 /// Rows a batch call takes at a time.
 const BATCH: usize = 8192;
@@ -73,6 +74,25 @@ impl Kernel {
         self
     }
 
+    /// A row that takes the place of another may be missed by a dial under way: it looks again while this word is odd,
+    /// or if it has moved. An agent that was killed in between left it odd, which the next exchange mends.
+    fn exchange<T>(&self, write: impl FnOnce() -> T) -> T {
+        let at = offset_of!(abi::filter, exchange);
+        let odd = self.filter.load::<u64>(0, at) | 1;
+        self.filter.store(0, at, odd);
+        // To be seen before the rows are touched; the store alone would only come after what was before it.
+        fence(Ordering::SeqCst);
+        let result = write();
+        self.filter.store(0, at, odd + 1);
+        result
+    }
+
+    /// For the one who writes these maps from now on.
+    pub fn adopted(self) -> Kernel {
+        self.exchange(|| ());
+        self
+    }
+
     fn write_port(&self, protocol: Protocol, port: u16, bits: PortBits) {
         let half = self.filter_words() / 2;
         let word = if protocol == Protocol::Udp { half } else { 0 } + usize::from(port >> 5);
@@ -121,7 +141,7 @@ impl Kernel {
         match row {
             Some(row) => {
                 let value = wire::frontend(&key, row);
-                put(&self.frontend, "frontend", bytes_of(&key), bytes_of(&value))
+                self.exchange(|| put(&self.frontend, "frontend", bytes_of(&key), bytes_of(&value)))
             }
             None => delete(&self.frontend, bytes_of(&key)),
         }
@@ -130,7 +150,10 @@ impl Kernel {
     fn write_node(&self, at: &Address, row: Option<&NodeRow>) -> std::result::Result<(), MapError> {
         let key = wire::address(*at);
         match row {
-            Some(row) => put(&self.node, "node", bytes_of(&key), bytes_of(&wire::node(&key, row))),
+            Some(row) => {
+                let value = wire::node(&key, row);
+                self.exchange(|| put(&self.node, "node", bytes_of(&key), bytes_of(&value)))
+            }
             None => delete(&self.node, bytes_of(&key)),
         }
     }
@@ -162,7 +185,7 @@ impl Kernel {
         put(&self.names, "name", &id.to_ne_bytes(), bytes_of(&row))
     }
 
-    /// New rows of the frontend hash, thousands a call.
+    /// Rows of the frontend hash, thousands a call.
     fn write_frontends(&self, ops: &[Op]) -> std::result::Result<(), MapError> {
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for op in ops {
@@ -172,9 +195,8 @@ impl Kernel {
                 keys.extend_from_slice(bytes_of(&key));
             }
         }
-        self.frontend
-            .update_batch(&keys, &values, ops.len() as u32, MapFlags::ANY, MapFlags::ANY)
-            .map_err(|e| map_error("frontend", &e))
+        let put = || self.frontend.update_batch(&keys, &values, ops.len() as u32, MapFlags::ANY, MapFlags::ANY);
+        self.exchange(put).map_err(|e| map_error("frontend", &e))
     }
 
     // ---- dump ----

@@ -44,7 +44,7 @@ impl Knobs {
 pub const TABLES: [&str; 12] = [
     "filter", "frontend", "set", "slot", "backend", "node", "source", "names", "counters", "picks", "cgroup", "control",
 ];
-pub const RECORDS: [&str; 7] = ["affinity", "stats", "tcp_record", "udp_record", "mptcp_record", "overflow", "events"];
+pub const RECORDS: [&str; 6] = ["affinity", "stats", "tcp_record", "udp_record", "overflow", "events"];
 
 /// Maps by name.
 #[derive(Default)]

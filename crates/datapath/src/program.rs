@@ -238,7 +238,7 @@ impl Program {
     pub fn kernel(&self) -> Result<Kernel> {
         let kernel = Kernel::new(&self.maps)?;
         let fresh = matches!(self.start, StartKind::Fresh | StartKind::Rebuilt);
-        Ok(if fresh { kernel.fresh() } else { kernel })
+        Ok(if fresh { kernel.fresh() } else { kernel.adopted() })
     }
 
     pub fn control(&self) -> Result<Control> {

@@ -5,8 +5,8 @@ use beeline_model::event::{Action, Reason};
 use beeline_model::row::*;
 use beeline_model::{Address, Family, Protocol};
 use ipnet::IpNet;
+use std::net::IpAddr;
 
-const _: () = assert!(INLINE_SLOTS == size_of::<[u32; 8]>() / 4);
 const _: () = assert!(SET_CLOSED == abi::set_id::SET_CLOSED.0 && SET_FIRST == abi::set_id::SET_FIRST.0);
 
 pub const LAYOUT: u32 = abi::layout::LAYOUT.0;
@@ -235,19 +235,23 @@ pub fn read_node(n: &abi::node) -> NodeRow {
 }
 
 /// Bits of the key before the address, and of the mapped form before an IPv4 address.
-const OWNER_BITS: u32 = 32;
+const FIXED_BITS: u32 = 64;
 const MAPPED_BITS: u32 = 96;
 
 pub fn source_key(owner: OwnerId, net: &IpNet) -> abi::source_key {
-    let mapped = if net.addr().is_ipv4() { MAPPED_BITS } else { 0 };
-    let prefix = OWNER_BITS + mapped + u32::from(net.prefix_len());
-    abi::source_key { prefix, owner, address: address(Address::from(net.network())) }
+    let (family, mapped) = if net.addr().is_ipv4() { (4, MAPPED_BITS) } else { (6, 0) };
+    let prefix = FIXED_BITS + mapped + u32::from(net.prefix_len());
+    abi::source_key { prefix, owner, family, address: address(Address::from(net.network())) }
 }
 
 pub fn read_source_key(k: &abi::source_key) -> Option<(OwnerId, IpNet)> {
-    let ip = read_address(&k.address).ip();
-    let mapped = if ip.is_ipv4() { MAPPED_BITS } else { 0 };
-    let length = k.prefix.checked_sub(OWNER_BITS + mapped)?;
+    let Address(bytes) = read_address(&k.address);
+    let (ip, mapped) = match k.family {
+        4 => (read_address(&k.address).ip(), MAPPED_BITS),
+        // Not by `Address`: a v6 range may lie among the mapped addresses.
+        _ => (IpAddr::from(bytes), 0),
+    };
+    let length = k.prefix.checked_sub(FIXED_BITS + mapped)?;
     Some((k.owner, IpNet::new(ip, u8::try_from(length).ok()?).ok()?))
 }
 

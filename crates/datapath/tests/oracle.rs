@@ -87,10 +87,11 @@ fn random_rows(dice: &mut Dice) -> Rows {
         let row = NodeRow { cluster: 0, own: dice.coin(), loopback: dice.coin(), alone: dice.coin() };
         rows.nodes.insert(dice.address(), row);
     }
+    // Some cover the form in which IPv4 addresses are kept, and no IPv4 address.
+    let nets = ["192.0.2.0/24", "10.0.0.0/8", "fd00::/16", "::/1", "::/80", "::ffff:0:0/96", "::ffff:a00:0/104"];
     for owner in 1..4 {
-        if dice.coin() {
-            rows.sources
-                .insert((owner, ["192.0.2.0/24", "10.0.0.0/8", "fd00::/16"][dice.roll(3) as usize].parse().unwrap()));
+        for _ in 0..dice.roll(3) {
+            rows.sources.insert((owner, nets[dice.roll(nets.len() as u32) as usize].parse().unwrap()));
         }
     }
     for text in ["10.96.0.1", "fd00:96::1"] {
@@ -184,9 +185,10 @@ fn kernel_and_twin_agree() {
         let program = Program::open(Config { empty_local, ..ground.config() }).unwrap();
         let (mut kernel, door) = (program.kernel().unwrap(), program.door().unwrap());
         let mut dice = Dice(0x9e37_79b9_7f4a_7c15 + mode as u64);
-        for round in 0..400 {
+        for round in 0..500 {
             let rows = random_rows(&mut dice);
             assert_eq!(kernel.write_all(&ops(&rows)).1, None);
+            assert_eq!(kernel.rows().unwrap().sources, rows.sources, "round {round}");
             for _ in 0..50 {
                 let dial = random_dial(&mut dice);
                 let twin = resolve(&rows, &dial, empty_local);

@@ -235,7 +235,8 @@ impl Sizes {
         Sizes {
             frontends: services * 4,
             sets: services * 2 + SET_FIRST,
-            slots: services * 4,
+            // A set of nine backends and more has a stretch of its own, rounded up.
+            slots: services * 16,
             backends: services * 8,
             nodes: 16_384,
             sources: 16_384,

@@ -83,6 +83,18 @@ fn without_an_agent_dials_are_left_alone_after_a_while() {
     web().iter().for_each(|to| drop(reach(&client, &Dial::new(Kind::UdpSendTo, *to), &["pod-a"])));
 }
 
+/// The program reads its clock first, so an agent's sign of life may be a moment younger than that.
+#[test]
+fn a_sign_of_life_from_the_future_is_one() {
+    let mut ground = one(&["--orphan", "passthrough:20s"]);
+    let _server = ground.lab.pod(0).serve(8080).unwrap();
+    let client = ground.lab.node().client().unwrap();
+    ground.kill_agent();
+    ground.beat_in(Duration::from_secs(60));
+    web().iter().for_each(|to| drop(reach(&client, &Dial::new(Kind::Tcp, *to), &["pod-a"])));
+    assert_eq!(ground.stat("orphaned"), 0);
+}
+
 #[test]
 fn without_an_agent_dials_go_on() {
     let mut ground = one(&[]);

@@ -8,6 +8,7 @@ mod coexist;
 mod identity;
 mod kind;
 mod program;
+mod record;
 mod refuse;
 mod stale;
 mod trap;

@@ -142,3 +142,18 @@ fn source_ranges_hold_at_the_load_balancer_address() {
     let counters = ground.counters("default/web/tcp/TCP");
     assert_eq!((counters.source_denied, counters.refused), (4, 4));
 }
+
+/// ::/1 covers the form in which IPv4 addresses are kept, and no IPv4 address.
+#[test]
+fn a_v6_range_lets_no_v4_address_in() {
+    let lab = Lab::new(1).unwrap();
+    let ranges = json!({ "loadBalancerSourceRanges": ["192.0.2.0/24", "::/1", "8000::/1"] });
+    let web = Object::service("web", 10).external(30080, &["203.0.113.1", "2001:db8::1"], &[]).spec(ranges);
+    let web = web.at(&[(lab.pod(0), "node-1")]);
+    let ground = Ground::on(lab, &[web], &[]);
+    let _server = ground.lab.pod(0).serve(8080).unwrap();
+    let client = ground.lab.node().client().unwrap();
+    let [v4, v6, mapped] = ways("203.0.113.1", "2001:db8::1", 80);
+    [v4, mapped].iter().for_each(|to| refused(&client, *to, "172.31.0.11 is in no range"));
+    TRANSPORTS.iter().for_each(|kind| drop(reach(&client, &Dial::new(*kind, v6), &["pod-a"])));
+}

@@ -8,18 +8,18 @@ use std::net::{IpAddr, SocketAddr};
 
 const WEB: (&str, &str) = ("10.96.0.10", "fd00:96::10");
 
-fn web() -> [SocketAddr; 3] {
+pub fn web() -> [SocketAddr; 3] {
     ways(WEB.0, WEB.1, 80)
 }
 
 /// One service, one backend: pod-a.
-fn one(lab: Lab, args: &[&str]) -> Ground {
+pub fn one(lab: Lab, args: &[&str]) -> Ground {
     let web = Object::service("web", 10).at(&[(lab.pod(0), "node-1")]);
     Ground::on(lab, &[web], args)
 }
 
 /// Asks who is there; the source that the socket names, and who it was.
-fn ask(socket: &Socket<'_>, to: Option<SocketAddr>) -> (SocketAddr, String) {
+pub fn ask(socket: &Socket<'_>, to: Option<SocketAddr>) -> (SocketAddr, String) {
     match to {
         Some(to) => socket.send_to(to, "who\n").unwrap(),
         None => socket.send("who\n").unwrap(),
@@ -89,14 +89,14 @@ fn after_a_disconnect_the_pod_is_shown_as_itself() {
 }
 
 /// Beside the first, each has a backend of its own at pod-a.
-fn many(lab: &Lab, count: u8) -> Vec<Object> {
+pub fn many(lab: &Lab, count: u8) -> Vec<Object> {
     let objects = (0..count).map(|n| {
         Object::service(&format!("s{n}"), 10 + n).endpoints(9000 + u16::from(n), &[Endpoint::of(lab.pod(0), "node-1")])
     });
     objects.collect()
 }
 
-fn at(number: u8) -> [SocketAddr; 3] {
+pub fn at(number: u8) -> [SocketAddr; 3] {
     ways(&format!("10.96.0.{}", 10 + number), &format!("fd00:96::{}", 10 + number), 80)
 }
 

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * The first half of the decision: is what was dialled a frontend at all? Most dials are none, and end at the filter's
+ * bits.
+ *
+ * The hashes are the kernel's own: a tag guards against their elements, which are recycled at once, and `exchange`
+ * against a row that is missed while it is exchanged for another.
+ */
+#pragma once
+#include "address.h"
+#include "maps.h"
+
+enum { LOOKS = 3 };
+
+struct hit {
+    __u32 set;
+    __u8 kind;
+    __u8 foreign; /* a NodePort at another node's address */
+    __u16 pad;
+};
+
+static __always_inline __u64 mix(__u64 h, __u64 w)
+{
+    h ^= w;
+    h *= 0x9e3779b97f4a7c15ULL;
+    return h ^ (h >> 29);
+}
+
+static __always_inline __u64 pair(__u32 low, __u32 high)
+{
+    return (__u64)high << 32 | low;
+}
+
+static __always_inline __u32 tag_of_address(const struct address *a)
+{
+    __u64 h = mix(0, pair(a->word[0], a->word[1]));
+
+    return mix(h, pair(a->word[2], a->word[3])) >> 32;
+}
+
+static __always_inline __u32 tag_of(const struct frontend_key *k)
+{
+    __u64 h = mix(0, pair(k->address.word[0], k->address.word[1]));
+
+    h = mix(h, pair(k->address.word[2], k->address.word[3]));
+    h = mix(h, pair(k->view, (__u32)k->port | (__u32)k->protocol << 16 | (__u32)k->scope << 24));
+    return (h >> 32) & ~MARK_KIND;
+}
+
+static __always_inline void count_stat(__u32 which)
+{
+    __u64 *n = bpf_map_lookup_elem(&stats, &which);
+
+    if (n)
+        (*n)++;
+}
+
+/* Nothing was found: whether a row might have been missed because it was exchanged meanwhile. */
+static __always_inline bool was_exchanged(const struct filter *f, __u64 before)
+{
+    return before & 1 || READ_ONCE(f->exchange) != before;
+}
+
+static __always_inline bool look(const struct filter *f, const struct frontend_key *key,
+                                 struct hit *hit)
+{
+    __u32 tag = tag_of(key);
+
+    for (int i = 0; i < LOOKS; i++) {
+        __u64 before = READ_ONCE(f->exchange);
+        __u64 *row = bpf_map_lookup_elem(&frontend, key);
+        __u64 word;
+
+        if (!row) {
+            if (was_exchanged(f, before))
+                continue;
+            return false;
+        }
+        word = READ_ONCE(*row);
+        if (((__u32)(word >> 32) & ~MARK_KIND) == tag) {
+            hit->set = (__u32)word;
+            hit->kind = (word >> 32) & MARK_KIND;
+            return true;
+        }
+        if (i == LOOKS - 1)
+            count_stat(STAT_RACED_OUT);
+    }
+    return false;
+}
+
+/* Gives the row as one word. */
+static __always_inline bool look_node(const struct filter *f, const struct address *a, __u64 *word)
+{
+    __u32 tag = tag_of_address(a);
+
+    for (int i = 0; i < LOOKS; i++) {
+        __u64 before = READ_ONCE(f->exchange);
+        __u64 *row = bpf_map_lookup_elem(&node, a);
+
+        if (!row) {
+            if (was_exchanged(f, before))
+                continue;
+            return false;
+        }
+        *word = READ_ONCE(*row);
+        if ((__u32)(*word >> 32) == tag)
+            return true;
+    }
+    return false;
+}
+
+static __always_inline bool in_ranges(const struct filter *f, const struct address *a)
+{
+    if (is_v4(a)) {
+        __u32 ip = bpf_ntohl(a->word[3]);
+
+        for (int i = 0; i < RANGES; i++) {
+            __u64 range = READ_ONCE(f->v4[i]);
+
+            if (range && (ip & (__u32)range) == range >> 32)
+                return true;
+        }
+        return false;
+    }
+    __u64 ip = (__u64)bpf_ntohl(a->word[0]) << 32 | bpf_ntohl(a->word[1]);
+
+    for (int i = 0; i < RANGES; i++) {
+        __u64 range = READ_ONCE(f->v6[i]);
+
+        if (range && (ip ^ (range & ~0xffULL)) >> (64 - (range & 63)) == 0)
+            return true;
+    }
+    return false;
+}
+
+static __always_inline bool find_node_port(const struct filter *f, const struct address *at,
+                                           struct frontend_key *key, bool host, struct hit *hit)
+{
+    struct address node_address = *at;
+    __u64 word;
+
+    if (is_v4(at) && is_loopback(at))
+        node_address.word[3] = bpf_htonl(0x7f000001);
+    if (!look_node(f, &node_address, &word))
+        return false;
+    if ((word >> 16) & NODE_LOOPBACK && !host)
+        return false;
+    if ((word >> 16) & NODE_ALONE && !same_address(at, &node_address))
+        return false;
+    key->view = (__u16)word;
+    key->address.word[0] = key->address.word[1] = key->address.word[3] = 0;
+    key->address.word[2] = is_v4(at) ? bpf_htonl(0xffff) : 0;
+    hit->foreign = !((word >> 16) & NODE_OWN);
+    return look(f, key, hit);
+}
+
+/*
+ * In host order, and known to the verifier as 16 bits: before 6.6 it forgets the bounds of a value whose bytes were
+ * swapped, and a plain mask is dropped by the compiler, which does not.
+ */
+static __always_inline __u32 port_number(__be16 port)
+{
+    __u32 number = bpf_ntohs(port);
+
+    asm volatile("%0 &= 0xffff" : "+r"(number));
+    return number;
+}
+
+static __always_inline bool find(const struct dial *d, struct hit *hit)
+{
+    struct frontend_key key = {};
+    __u32 zero = 0, port = port_number(d->port), bits;
+    struct filter *f = bpf_map_lookup_elem(&filter, &zero);
+    bool ranged;
+
+    if (!f || (d->protocol != IPPROTO_TCP && d->protocol != IPPROTO_UDP))
+        return false;
+    bits = READ_ONCE(f->ports[(d->protocol == IPPROTO_UDP) * PORT_WORDS + (port >> 5)]) >>
+           ((port & 31) * 2);
+    bits &= PORT_FRONTEND | PORT_NODE;
+    ranged = in_ranges(f, &d->address);
+    if (!bits && !ranged)
+        return false;
+
+    key.address = d->address;
+    settle_any(&key.address);
+    key.view = d->view;
+    key.port = d->port;
+    key.protocol = d->protocol;
+    key.scope = d->scope;
+    hit->foreign = 0;
+    if (bits & PORT_FRONTEND && look(f, &key, hit))
+        return true;
+    if (ranged) {
+        key.port = 0;
+        key.protocol = 0;
+        if (look(f, &key, hit))
+            return true;
+        key.port = d->port;
+        key.protocol = d->protocol;
+    }
+    if (bits & PORT_NODE) {
+        struct address at = key.address;
+
+        return find_node_port(f, &at, &key, d->host, hit);
+    }
+    return false;
+}
