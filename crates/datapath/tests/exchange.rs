@@ -59,7 +59,7 @@ fn frontend(number: u32, turn: usize) -> (FrontendKey, FrontendRow) {
 }
 
 fn node(number: u32, turn: usize) -> (Address, NodeRow) {
-    (address(number), NodeRow { cluster: 0, own: turn.is_multiple_of(2), loopback: false })
+    (address(number), NodeRow { cluster: 0, own: turn.is_multiple_of(2), loopback: false, alone: false })
 }
 
 /// What is exchanged all the time, and how.
