@@ -150,10 +150,6 @@ struct mptcp_sock {
     struct sock *first;
 } KERNEL_STRUCT;
 
-struct bpf_sock_addr_kern {
-    struct sock *sk;
-} KERNEL_STRUCT;
-
 struct seq_file;
 struct bpf_map;
 
