@@ -29,7 +29,7 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     }
     let health = Arc::new(Health::new(settings.sync_period));
     // Another agent would hold the ports as well, and "in use" would say nothing of it.
-    PinDir::lock(&settings.pin_dir).map(drop)?;
+    PinDir::check_free(&settings.pin_dir)?;
     let metrics = bind(settings.metrics, "--metrics-address").await?;
     let healthz = bind(settings.health, "--health-address").await?;
     let probes = Arc::new(Probes::default());

@@ -32,6 +32,14 @@ pub struct PinDir {
     _lock: Option<File>,
 }
 
+fn held(path: &Path) -> Error {
+    Error::Said(format!(
+        "another agent holds {}: stop it first, or give this one its own --pin-dir, --cgroup, --socket and addresses for \
+         health and metrics",
+        path.display()
+    ))
+}
+
 impl PinDir {
     /// For the agent: creates the directory and takes the lock.
     pub fn lock(path: &Path) -> Result<PinDir> {
@@ -41,12 +49,18 @@ impl PinDir {
         let lock = File::open(path).context(|| format!("cannot open {}", path.display()))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(PinDir { path: path.to_owned(), _lock: Some(lock) }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Said(format!(
-                "another agent holds {}: stop it first, or give this one its own --pin-dir, --cgroup, --socket and addresses for health and metrics",
-                path.display()
-            ))),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(held(path)),
             Err(errno) => Err(errno).context(|| format!("cannot lock {}", path.display())),
         }
+    }
+
+    /// Whether an agent holds the directory now; makes nothing.
+    pub fn check_free(path: &Path) -> Result<()> {
+        let held_now = File::open(path).is_ok_and(|dir| {
+            rustix::fs::flock(&dir, rustix::fs::FlockOperation::NonBlockingLockShared)
+                == Err(rustix::io::Errno::WOULDBLOCK)
+        });
+        if held_now { Err(held(path)) } else { Ok(()) }
     }
 
     /// For readers.

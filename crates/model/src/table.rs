@@ -45,8 +45,10 @@ pub(crate) struct Touched {
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     pub services: HashMap<crate::ServiceName, MapError>,
-    /// Fallbacks that could not be written, or above which a row could not, and whose that was.
-    pub missing: HashMap<FrontendKey, Vec<crate::ServiceName>>,
+    /// Fallbacks above which a row could not be written, and whose that was.
+    missing: HashMap<FrontendKey, Vec<crate::ServiceName>>,
+    /// Fallbacks that could not be written themselves, and who claims them.
+    waiting: HashMap<FrontendKey, Vec<crate::ServiceName>>,
     pub nodes: Option<MapError>,
 }
 
@@ -60,14 +62,26 @@ impl Held {
             return;
         }
         services.for_each(|name| drop(self.services.remove(name)));
-        self.missing.retain(|_, names| {
-            names.retain(|name| self.services.contains_key(name));
-            !names.is_empty()
-        });
+        for keys in [&mut self.missing, &mut self.waiting] {
+            keys.retain(|_, names| {
+                names.retain(|name| self.services.contains_key(name));
+                !names.is_empty()
+            });
+        }
     }
 
+    /// This row could not be written.
     pub(crate) fn miss(&mut self, key: FrontendKey, service: &crate::ServiceName) {
-        self.missing.entry(key).or_default().push(service.clone());
+        for below in key.fallbacks() {
+            self.missing.entry(below).or_default().push(service.clone());
+        }
+        if key.tier() == Tier::Fallback {
+            self.waiting.entry(key).or_default().push(service.clone());
+        }
+    }
+
+    pub(crate) fn is_waiting(&self, key: &FrontendKey) -> bool {
+        self.waiting.contains_key(key)
     }
 
     pub(crate) fn is_missing(&self, key: &FrontendKey) -> bool {

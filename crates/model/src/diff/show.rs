@@ -53,7 +53,7 @@ impl<M: Maps> Work<'_, M> {
     }
 
     fn fail_frontend(&mut self, key: &FrontendKey, service: &ServiceName, error: MapError) {
-        key.fallbacks().into_iter().for_each(|below| self.tables.held.miss(below, service));
+        self.tables.held.miss(*key, service);
         self.fail(service, error);
     }
 
@@ -199,7 +199,7 @@ impl<M: Maps> Work<'_, M> {
     /// Without this row a dial would fall through to one that should be gone or is not yet there, or to none.
     fn is_held(&self, key: &FrontendKey, row: &FrontendRow, service: Option<&ServiceName>) -> bool {
         let held = &self.tables.held;
-        let unsettled = |below: &FrontendKey| self.tables.touched.frontends.contains(below) || held.is_missing(below);
+        let unsettled = |below: &FrontendKey| self.tables.touched.frontends.contains(below) || held.is_waiting(below);
         service.is_some_and(|service| held.services.contains_key(service))
             || row.kind == Kind::NodePort && held.nodes.is_some()
             || key.tier() == Tier::Exact && key.fallbacks().iter().any(unsettled)
