@@ -95,11 +95,11 @@ cluster: ## a real Kubernetes of three nodes on this machine, with Beeline on ea
 # Ends the cluster also after a failure; its logs stay in the cache.
 test-cluster: ## Beeline in a real Kubernetes: pods on three nodes, rollouts, faults; builds Kubernetes the first time
 	@scripts/setup.sh build cluster
-	cargo build -p beeline -p beeline-kit
+	cargo build --workspace
 	target/debug/kit build
 	target/debug/kit down
 	target/debug/kit up
-	status=0; cargo test -p beeline-kit --test cluster -- --nocapture --test-threads=1 || status=$$?; \
+	status=0; cargo test --workspace --test cluster -- --nocapture --test-threads=1 || status=$$?; \
 		target/debug/kit down; exit $$status
 
 cluster-down: ## end it, and leave nothing behind

@@ -126,6 +126,6 @@ fn services_change_in_place() {
         "-p",
         r#"{"spec":{"type":"ClusterIP","externalName":null}}"#,
     ]);
-    let [ip, _] = field.cluster_ips("web");
+    let ip = field.get("service", "web")["spec"]["clusterIP"].as_str().unwrap().to_owned();
     eventually("a ClusterIP again", || field.dial("client", &at(&ip, 8888), 1).contains_key("web-1"));
 }

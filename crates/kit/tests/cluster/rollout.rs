@@ -12,7 +12,7 @@ fn a_rollout_fails_no_dial() {
         "name": "main", "image": IMAGE, "imagePullPolicy": "Never",
         // On its way out it serves for a while, as a server should: that is when endpoints leave the slices.
         "args": ["netexec", "--http-port=8080", "--udp-port=-1", "--delay-shutdown=4"],
-        "readinessProbe": { "httpGet": { "path": "/healthz", "port": 8080 }, "periodSeconds": 1 },
+        "readinessProbe": { "httpGet": { "path": "/hostname", "port": 8080 }, "periodSeconds": 1 },
     });
     field.apply(&[
         client("client-1", 1),
