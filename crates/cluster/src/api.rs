@@ -89,8 +89,8 @@ impl Server {
 
     fn selectors(&self) -> [Selector; 4] {
         let name = match &self.claim.proxy_name {
-            None => format!("!{PROXY_NAME}"),
-            Some(name) => format!("{PROXY_NAME}={name}"),
+            None => format!("!{PROXY_NAME},!{HEADLESS}"),
+            Some(name) => format!("{PROXY_NAME}={name},!{HEADLESS}"),
         };
         let own = (self.nodes == Nodes::Own).then(|| format!("metadata.name={}", self.node));
         [

@@ -35,7 +35,8 @@ pub struct Claim {
 
 impl Claim {
     fn holds(&self, meta: &ObjectMeta) -> bool {
-        label(meta, PROXY_NAME) == self.proxy_name.as_deref()
+        // The second label is made for slices, but kube-proxy leaves Services that carry it alone as well.
+        label(meta, PROXY_NAME) == self.proxy_name.as_deref() && label(meta, HEADLESS).is_none()
     }
 }
 

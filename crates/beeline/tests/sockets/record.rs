@@ -171,10 +171,10 @@ fn a_direct_connect_among_many_services() {
     let _server = Service::new("pod-a", ports).udp_only().start(&pod.namespace).unwrap();
     let client = ground.lab.node().client().unwrap();
     let last = ways("10.96.0.40", "fd00:96::40", 80);
-    for way in 0..3 {
-        let socket = client.udp(Family::of(last[way])).unwrap();
+    for (way, last) in last.into_iter().enumerate() {
+        let socket = client.udp(Family::of(last)).unwrap();
         (0..10).for_each(|n| drop(ask(&socket, Some(at(n)[way]))));
-        assert_eq!(ask(&socket, Some(last[way])).0, last[way]);
+        assert_eq!(ask(&socket, Some(last)).0, last);
         let pod = direct(&ground, 9100)[way];
         socket.connect(pod).unwrap();
         assert_eq!((socket.peer().unwrap(), ask(&socket, None).0), (pod, pod));
