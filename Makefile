@@ -96,7 +96,7 @@ cluster: ## a real Kubernetes of three nodes on this machine, with Beeline on ea
 test-cluster: ## Beeline in a real Kubernetes: pods on three nodes, rollouts, faults; builds Kubernetes the first time
 	@scripts/setup.sh build cluster
 	cargo build --workspace
-	target/debug/kit build
+	target/debug/kit build --helm
 	target/debug/kit down
 	target/debug/kit up
 	status=0; cargo test --workspace --test cluster -- --nocapture --test-threads=1 || status=$$?; \

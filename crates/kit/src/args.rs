@@ -78,6 +78,9 @@ pub enum Command {
         name: String,
         #[arg(long)]
         binary: PathBuf,
+        /// Another program to put in: where it is, and where it goes, such as deploy/detach-wait=usr/share/x
+        #[arg(long, value_name = "FILE=PATH")]
+        with: Vec<String>,
     },
     /// Change to kube-proxy in a mode, or to none
     Proxy { mode: ProxyMode },

@@ -33,6 +33,7 @@ use crate::{
     progress::{quick, say},
     proxy::{self, Mode},
     state::{self, Shape},
+    store,
     wait::{self, Patience},
 };
 
@@ -219,6 +220,16 @@ impl Cluster {
         };
         command.arg("--");
         Ok(command)
+    }
+
+    /// An image with this program, and others beside it, on every node.
+    pub fn add_image(&self, name: &str, binary: &Path, with: &[String]) -> Result<()> {
+        let archive = quick("image", || store::make_image(&self.cache, name, binary, with))?;
+        for node in self.nodes() {
+            quick(&format!("import into {node}"), || node::import(node, &archive, &self.cache))?;
+        }
+        say(format!("{name} is on every node; use it with imagePullPolicy: Never"));
+        Ok(())
     }
 
     pub fn set_proxy(&mut self, mode: Option<Mode>) -> Result<()> {

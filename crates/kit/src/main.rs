@@ -15,8 +15,7 @@ use kit::{
     cluster,
     e2e::Run,
     first, node,
-    progress::{quick, say},
-    store,
+    progress::quick,
 };
 
 fn main() -> ExitCode {
@@ -44,7 +43,7 @@ fn run(command: Command) -> Result<()> {
         Command::Start { part } => Cluster::find()?.start_part(&part),
         Command::Stop { part } => Cluster::find()?.part(&part)?.stop(),
         Command::Restart { part } => Cluster::find()?.restart_part(&part),
-        Command::Image { name, binary } => image(&name, &binary),
+        Command::Image { name, binary, with } => Cluster::find()?.add_image(&name, &binary, &with),
         Command::Proxy { mode } => Cluster::find()?.set_proxy(mode.mode()),
         Command::Agent { node, deed, binary, extra } => match deed {
             Deed::Start => agent::start(node, &agent::binary(binary.as_deref())?, &extra),
@@ -75,16 +74,6 @@ fn status() -> Result<()> {
         table += &format!("{title:<26} {state:<5} {}\n", part.log().display());
     }
     let _ = std::io::stdout().write_all(table.as_bytes()); // The reader may have seen enough.
-    Ok(())
-}
-
-fn image(name: &str, binary: &std::path::Path) -> Result<()> {
-    let cluster = Cluster::find()?;
-    let archive = quick("image", || store::make_image(&cluster.cache, name, binary))?;
-    for node in cluster.nodes() {
-        quick(&format!("import into {node}"), || node::import(node, &archive, &cluster.cache))?;
-    }
-    say(format!("{name} is on every node; use it with imagePullPolicy: Never"));
     Ok(())
 }
 

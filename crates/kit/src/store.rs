@@ -161,12 +161,16 @@ fn issue_74839(cache: &Cache, dir: &Path) -> Result<Image> {
 }
 
 /// An archive with one program on the base of all images, ready for import.
-pub fn make_image(cache: &Cache, tag: &str, binary: &Path) -> Result<std::path::PathBuf> {
+pub fn make_image(cache: &Cache, tag: &str, binary: &Path, with: &[String]) -> Result<std::path::PathBuf> {
     let program = binary.file_name().context("a program has a name")?.to_string_lossy().into_owned();
     let dir = cache.path("image");
     let base = Layer::open(&dir.join("base.layer")).context("run `kit build`")?;
     let mut layer = LayerFile::create(&dir.join(format!("{program}.layer")))?;
     layer.program(binary, &format!("usr/local/bin/{program}"))?;
+    for pair in with {
+        let (file, path) = pair.split_once('=').with_context(|| format!("{pair}: FILE=PATH is meant"))?;
+        layer.program(Path::new(file), path.trim_start_matches('/'))?;
+    }
     let settings = json!({"Entrypoint": [format!("/usr/local/bin/{program}")]});
     let image = Image { tags: vec![tag.to_owned()], settings, layers: vec![base, layer.finish()?] };
     let archive = dir.join(format!("{program}.tar"));

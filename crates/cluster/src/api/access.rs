@@ -3,6 +3,8 @@
 
 use http::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::{self, PemObject};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -116,9 +118,21 @@ fn from_account(account: &Path, server: Uri) -> Result<kube::Config, AccessError
         std::fs::metadata(path).map_err(|source| AccessError::Account { path: path.clone(), source })?;
     }
     let mut config = kube::Config::new(server);
+    // The file is read again as it changes; with the certificates themselves the system's own, which an image may lack,
+    // are not asked for.
+    config.root_cert = Some(certificates(&authority)?);
     config.root_cert_file = Some(authority);
     config.auth_info.token_file = Some(token.display().to_string());
     Ok(config)
+}
+
+fn certificates(path: &Path) -> Result<Vec<Vec<u8>>, AccessError> {
+    let failed = |why: pem::Error| AccessError::Account {
+        path: path.to_owned(),
+        source: std::io::Error::other(why.to_string()),
+    };
+    let all = CertificateDer::pem_file_iter(path).map_err(failed)?;
+    all.map(|one| one.map(|der| der.to_vec()).map_err(failed)).collect()
 }
 
 fn from_environment() -> Result<Uri, AccessError> {

@@ -1,6 +1,7 @@
 //! Beeline in a real Kubernetes: three nodes, real kubelets and pods, no kube-proxy. The cluster is the one that runs
 //! (`make test-cluster` starts and ends it); every test has a namespace of its own.
 
+mod deploy;
 mod fault;
 mod field;
 mod follow;
