@@ -13,7 +13,7 @@ FUZZ_TARGET ?= convert
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-candidates fuzz \
-	test-kernels test-chart test-rights release-arm64 cluster cluster-down test-cluster clean
+	test-kernels test-chart test-rights release-arm64 cluster cluster-down test-cluster conformance clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,13 +41,15 @@ test: ## all tests, on the real kernel
 	cargo build --workspace
 	@scripts/cargo-test.sh
 
-test-all: ## test, check, release build, older and newer kernels, fuzzing, bench: the long way round
+test-all: ## test, check, release builds, cluster, conformance, other kernels, fuzzing, bench: the long way round
 	BEELINE_LONG=1 $(MAKE) test
 	$(MAKE) check
 	$(MAKE) release
 	$(MAKE) release-arm64
 	$(MAKE) test-chart
 	$(MAKE) test-rights
+	$(MAKE) test-cluster
+	$(MAKE) conformance
 	$(MAKE) test-kernels
 	$(MAKE) fuzz
 	$(MAKE) bench
@@ -56,8 +58,9 @@ test-all: ## test, check, release build, older and newer kernels, fuzzing, bench
 check: ## formatting, lints, licences and sources of dependencies, shell syntax
 	@scripts/setup.sh build check
 	cargo fmt --all --check
-	clang-format-19 --dry-run -Werror $(wildcard bpf/*.[ch])
+	clang-format-19 --dry-run -Werror $(wildcard bpf/*.[ch] crates/*/bpf/*.[ch])
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --test cluster --test api_server -- -D warnings
 	cargo-deny --log-level error check bans licenses sources
 	for script in .ci/run scripts/*.sh deploy/kubectl-beeline deploy/detach-wait; do bash -n "$$script"; done
 	busybox sh -n scripts/kernels/init 2>/dev/null || sh -n scripts/kernels/init
@@ -98,9 +101,20 @@ test-cluster: ## Beeline in a real Kubernetes: pods on three nodes, rollouts, fa
 	cargo build --workspace
 	target/debug/kit build --helm
 	target/debug/kit down
+	cargo test --workspace --test api_server -- --test-threads=1
 	target/debug/kit up
 	status=0; cargo test --workspace --test cluster -- --nocapture --test-threads=1 || status=$$?; \
 		target/debug/kit down; exit $$status
+
+# PROXY=nftables runs the same specs with upstream's kube-proxy instead of Beeline, for comparison.
+conformance: ## upstream's own Services specs against the cluster, with Beeline and no kube-proxy; builds them the first time
+	@scripts/setup.sh build cluster
+	cargo build --workspace
+	target/debug/kit build --e2e
+	target/debug/kit down
+	target/debug/kit up $(if $(PROXY),--no-beeline --proxy $(PROXY))
+	status=0; target/debug/kit e2e services '\[sig-network\] Services' \
+		'\[Disruptive\]|\[Serial\]|SCTP|affinity timeout' 8 || status=$$?; target/debug/kit down; exit $$status
 
 cluster-down: ## end it, and leave nothing behind
 	cargo build -p beeline-kit

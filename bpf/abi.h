@@ -154,7 +154,7 @@ struct backend {
 enum node_flag {
     NODE_OWN = 1,
     NODE_LOOPBACK = 2, /* only for diallers in the host's own network namespace */
-    NODE_ALONE = 4,    /* 127.0.0.1 itself, not all of 127.0.0.0/8 */
+    NODE_ALONE = 4, /* 127.0.0.1 itself, not all of 127.0.0.0/8 */
 };
 
 struct node {

@@ -9,14 +9,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 
 use args::{Args, Command, Deed};
-use kit::{
-    Cluster, Place, Wish, addon, agent,
-    cache::Cache,
-    cluster,
-    e2e::Run,
-    first, node,
-    progress::quick,
-};
+use kit::{Cluster, Place, Wish, addon, agent, cache::Cache, cluster, e2e::Run, first, node, progress::quick};
 
 fn main() -> ExitCode {
     match run(Args::parse().command) {
