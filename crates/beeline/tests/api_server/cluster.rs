@@ -21,7 +21,9 @@ fn program(name: &str) -> PathBuf {
     let cache = std::env::var_os("BEELINE_CACHE").map_or_else(home, PathBuf::from);
     let kit = std::env::var_os("BEELINE_KIT_BIN").map_or_else(|| cache.join("kit/bin"), PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places = std::iter::once(kit.clone()).chain(std::env::split_paths(&path));
+    // The kit keeps Debian's programs, etcd among them, in a tree of their own.
+    let own = [kit.clone(), cache.join("kit/debian/usr/bin")];
+    let mut places = own.into_iter().chain(std::env::split_paths(&path));
     let found = places.find(|dir| dir.join(name).is_file()).map(|dir| dir.join(name));
     found.unwrap_or_else(|| {
         panic!(
