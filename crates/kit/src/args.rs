@@ -24,6 +24,9 @@ pub enum Command {
         /// Helm too
         #[arg(long)]
         helm: bool,
+        /// Helm and nothing else
+        #[arg(long, conflicts_with_all = ["e2e", "helm"])]
+        only_helm: bool,
     },
     /// Start the cluster, with Beeline on every node
     Up {

@@ -42,9 +42,7 @@ pub use plan::Node;
 
 /// Builds what a cluster needs; what is there already is kept.
 pub fn build(cache: &cache::Cache, tests: bool, helm: bool) -> anyhow::Result<()> {
-    for dir in ["bin", "log"] {
-        std::fs::create_dir_all(cache.path(dir))?;
-    }
+    prepare(cache)?;
     package::unpack_for_nodes(cache)?;
     program::build_cluster(cache)?;
     store::build(cache)?;
@@ -55,5 +53,18 @@ pub fn build(cache: &cache::Cache, tests: bool, helm: bool) -> anyhow::Result<()
         program::build_helm(cache)?;
     }
     progress::say(format!("built: {}", cache.root().display()));
+    Ok(())
+}
+
+/// Helm alone: rendering the chart needs no cluster.
+pub fn build_helm(cache: &cache::Cache) -> anyhow::Result<()> {
+    prepare(cache)?;
+    program::build_helm(cache)
+}
+
+fn prepare(cache: &cache::Cache) -> anyhow::Result<()> {
+    for dir in ["bin", "log"] {
+        std::fs::create_dir_all(cache.path(dir))?;
+    }
     Ok(())
 }

@@ -23,7 +23,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     match command {
-        Command::Build { e2e, helm } => kit::build(&Cache::open()?, e2e, helm),
+        Command::Build { only_helm: true, .. } => kit::build_helm(&Cache::open()?),
+        Command::Build { e2e, helm, .. } => kit::build(&Cache::open()?, e2e, helm),
         Command::Up { proxy, nodes, zones, no_beeline, binary, no_addon } => {
             let agent = if no_beeline { None } else { Some(agent::binary(binary.as_deref())?) };
             up(&Wish { nodes, proxy: proxy.mode(), zones, agent, addon: !no_addon })

@@ -36,7 +36,8 @@ impl Convert {
             node,
             addresses: status.map_or_else(Vec::new, |status| addresses(status, report)).into(),
             containers: status.into_iter().flat_map(|status| self.containers(status)).collect(),
-            untouched: is_untouched(object, report),
+            // One that has ended has no process, and never a cgroup again: nobody should look for it.
+            untouched: is_untouched(object, report) && !status.is_some_and(has_ended),
         })
     }
 
@@ -53,9 +54,13 @@ fn id_of(status: &ContainerStatus) -> Option<&str> {
     Some(id.split_once("://").map_or(id, |(_, id)| id)).filter(|id| !id.is_empty())
 }
 
+fn has_ended(status: &PodStatus) -> bool {
+    matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
+}
+
 /// One that has ended has given its addresses back; another may have them by now.
 fn addresses(status: &PodStatus, report: &mut Report) -> Vec<Address> {
-    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+    if has_ended(status) {
         return Vec::new();
     }
     let listed: Vec<&str> = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()).collect();
@@ -73,5 +78,37 @@ fn is_untouched(object: &Pod, report: &mut Report) -> bool {
             report.refuse("badAnnotation", why);
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::convert::Claim;
+
+    fn pod(phase: &str, resolve: &str) -> Converted<fact::Pod> {
+        let object = serde_json::json!({
+            "metadata": { "name": "a", "namespace": "b", "uid": "u", "annotations": { RESOLVE: resolve } },
+            "spec": { "nodeName": "n1", "containers": [] },
+            "status": { "phase": phase, "podIP": "10.0.0.1" },
+        });
+        Convert::new("local", Claim::default()).pod(&serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn who_has_ended_has_no_address_and_asks_for_nothing() {
+        let alive = pod("Running", "off").fact.unwrap();
+        assert_eq!((alive.addresses.len(), alive.untouched), (1, true));
+        for phase in ["Succeeded", "Failed"] {
+            let ended = pod(phase, "off").fact.unwrap();
+            assert_eq!((ended.addresses.len(), ended.untouched), (0, false), "{phase}");
+        }
+    }
+
+    #[test]
+    fn an_annotation_that_means_nothing_is_told() {
+        let odd = pod("Running", "no");
+        assert!(!odd.fact.unwrap().untouched);
+        assert_eq!(odd.refusals[0].reason, "badAnnotation");
     }
 }
