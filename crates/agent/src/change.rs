@@ -45,7 +45,8 @@ impl Changes {
         match fact {
             Fact::Service(_) | Fact::ServiceGone(_) => drop(self.services.inc()),
             Fact::Slice(_) | Fact::SliceGone(_) => drop(self.endpoints.inc()),
-            Fact::Node(_) | Fact::NodeGone { .. } | Fact::Pod(_) | Fact::PodGone(_) => {}
+            // kube-proxy has no word for the others.
+            _ => {}
         }
     }
 

@@ -87,7 +87,7 @@ fn register_health(registry: &mut Registry, health: &Health) {
 /// Services whose Local policy leaves them without an endpoint here, though others exist.
 fn no_local_services(state: &State) -> (i64, i64) {
     use beeline_model::fact::Policy;
-    let empty = |name: &beeline_model::ServiceName| {
+    let empty = |name: &beeline_model::OwnerName| {
         let around = state.planner.surroundings();
         let service = state.planner.service(name)?;
         let mut none = true;

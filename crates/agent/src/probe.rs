@@ -10,7 +10,7 @@ use axum::{Json, Router};
 use beeline_model::fact::Refusal;
 use beeline_model::plan::candidates;
 use beeline_model::planner::Planner;
-use beeline_model::{Family, ServiceName};
+use beeline_model::{Family, OwnerName};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,8 +32,8 @@ pub struct Probe {
 
 #[derive(Default)]
 struct Board {
-    wanted: BTreeMap<ServiceName, Probe>,
-    refused: BTreeMap<ServiceName, Refusal>,
+    wanted: BTreeMap<OwnerName, Probe>,
+    refused: BTreeMap<OwnerName, Refusal>,
     changed: bool,
 }
 
@@ -49,7 +49,7 @@ impl Probes {
         work(&mut self.board.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub fn set(&self, name: &ServiceName, probe: Option<Probe>) {
+    pub fn set(&self, name: &OwnerName, probe: Option<Probe>) {
         self.with(|board| match probe {
             Some(probe) => {
                 let before = board.wanted.insert(name.clone(), probe);
@@ -70,16 +70,16 @@ impl Probes {
         self.with(|board| board.refused.values().cloned().collect())
     }
 
-    fn endpoints(&self, name: &ServiceName) -> usize {
+    fn endpoints(&self, name: &OwnerName) -> usize {
         self.with(|board| board.wanted.get(name).map_or(0, |probe| probe.endpoints))
     }
 
-    fn ports(&self) -> BTreeMap<ServiceName, u16> {
+    fn ports(&self) -> BTreeMap<OwnerName, u16> {
         self.with(|board| board.wanted.iter().map(|(name, probe)| (name.clone(), probe.port)).collect())
     }
 }
 
-pub fn wanted(planner: &Planner, name: &ServiceName) -> Option<Probe> {
+pub fn wanted(planner: &Planner, name: &OwnerName) -> Option<Probe> {
     let service = planner.service(name).filter(|service| service.health_check_node_port > 0)?;
     let around = planner.surroundings();
     let mut addresses = HashSet::new();
@@ -95,7 +95,7 @@ pub fn wanted(planner: &Planner, name: &ServiceName) -> Option<Probe> {
 struct Asked {
     probes: Arc<Probes>,
     health: Arc<Health>,
-    service: ServiceName,
+    service: OwnerName,
 }
 
 async fn answer(State(asked): State<Arc<Asked>>) -> Response {
@@ -123,10 +123,10 @@ async fn bind(port: u16) -> std::io::Result<TcpListener> {
 
 pub async fn serve(probes: Arc<Probes>, health: Arc<Health>) -> anyhow::Result<()> {
     let mut listeners = JoinSet::new();
-    let mut open: BTreeMap<ServiceName, (u16, AbortHandle)> = BTreeMap::new();
+    let mut open: BTreeMap<OwnerName, (u16, AbortHandle)> = BTreeMap::new();
     loop {
         let ports = probes.ports();
-        let stale: BTreeSet<ServiceName> = open
+        let stale: BTreeSet<OwnerName> = open
             .iter()
             .filter(|(name, (port, _))| ports.get(name) != Some(port))
             .map(|(name, _)| name.clone())
@@ -158,7 +158,7 @@ pub async fn serve(probes: Arc<Probes>, health: Arc<Health>) -> anyhow::Result<(
     }
 }
 
-fn taken(name: &ServiceName, port: u16, bad: &std::io::Error) -> Refusal {
+fn taken(name: &OwnerName, port: u16, bad: &std::io::Error) -> Refusal {
     Refusal {
         subject: format!("Service {}/{}", name.namespace(), name.name()),
         reason: "healthCheckPortTaken",

@@ -21,7 +21,7 @@ use beeline_model::resolve::{Dial, Verdict, resolve};
 use beeline_model::row::{BackendId, OwnerId};
 use beeline_model::select::Candidate;
 use beeline_model::table::Tables;
-use beeline_model::{Family, Protocol, ServiceName};
+use beeline_model::{Family, OwnerName, Protocol};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ pub struct State {
     /// have: an earlier agent may have read them from a file that is broken now.
     source_whole: bool,
     source_refusals: Vec<Refusal>,
-    table_refusals: BTreeMap<ServiceName, Refusal>,
-    retries: BTreeMap<ServiceName, Retry>,
+    table_refusals: BTreeMap<OwnerName, Refusal>,
+    retries: BTreeMap<OwnerName, Retry>,
     nodes_retry: Option<(Refusal, Retry)>,
     last_change: Option<LastChange>,
     pub destroyed: u64,
@@ -246,7 +246,7 @@ impl State {
         }
         // Rows become free after the new ones were written, and what waits for room may be of another round.
         // What a service that does not fit leaves behind again is no room.
-        let fits = |name: &ServiceName| !outcome.failed.contains_key(name) && !self.retries.contains_key(name);
+        let fits = |name: &OwnerName| !outcome.failed.contains_key(name) && !self.retries.contains_key(name);
         let room = outcome.retired.iter().any(|(name, ..)| fits(&name.service))
             || delta.services.iter().any(|(_, plan)| plan.is_none());
         if room {
@@ -316,7 +316,7 @@ impl State {
         }
         self.tables.recycle(&mut self.kernel)?;
         let now = Instant::now();
-        let due: Vec<ServiceName> =
+        let due: Vec<OwnerName> =
             self.retries.iter().filter(|(_, retry)| retry.at <= now).map(|(n, _)| n.clone()).collect();
         due.iter().for_each(|name| self.planner.mark_dirty(name));
         if self.nodes_retry.as_ref().is_some_and(|(_, retry)| retry.at <= now) {

@@ -18,7 +18,7 @@ use beeline_model::resolve::Dial;
 use beeline_model::row::Sizes;
 use beeline_model::rules::{EmptyLocal, Rules};
 use beeline_model::table::Tables;
-use beeline_model::{Address, Family, Protocol, ServiceName};
+use beeline_model::{Address, Family, OwnerName, Protocol};
 use stage::{StopOnDrop, is_long};
 use std::net::IpAddr;
 use std::ops::Range;
@@ -51,8 +51,8 @@ fn port_of(service: u16) -> u16 {
     10_000 + service
 }
 
-fn name_of(service: u16) -> ServiceName {
-    ServiceName::local("churn", &format!("s{service}"))
+fn name_of(service: u16) -> OwnerName {
+    OwnerName::local("churn", &format!("s{service}"))
 }
 
 fn service(number: u16) -> Fact {

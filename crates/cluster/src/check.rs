@@ -25,9 +25,10 @@ fn check_fact(fact: &Fact) {
         Fact::Slice(slice) => check_slice(slice),
         Fact::Node(node) => assert!(!node.name.is_empty()),
         Fact::Pod(pod) => assert!(!pod.name.name.is_empty() && pod.node.is_some()),
-        Fact::ServiceGone(_) | Fact::SliceGone(_) | Fact::NodeGone { .. } | Fact::PodGone(_) => {
-            panic!("{fact:?} of a fresh read")
-        }
+        Fact::Namespace(namespace) => assert!(!namespace.name.is_empty()),
+        Fact::Policy(policy) => assert!(!policy.name.name.is_empty()),
+        Fact::PolicySlice(slice) => assert!(slice.endpoints.iter().all(|e| e.address.family() == slice.family)),
+        gone => panic!("{gone:?} of a fresh read"),
     }
 }
 

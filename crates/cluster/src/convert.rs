@@ -14,9 +14,11 @@ mod service;
 mod slice;
 
 use beeline_model::fact::Refusal;
-use beeline_model::{Name, ServiceName};
+use beeline_model::selector::Labels;
+use beeline_model::{Name, OwnerName};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use name::Names;
+pub(crate) use node::ENTRY_ADDRESS;
 pub(crate) use pod::RESOLVE;
 pub(crate) use service::AFFINITY_SECONDS;
 use std::collections::BTreeMap;
@@ -77,7 +79,12 @@ impl Convert {
         &self.cluster
     }
 
-    pub(crate) fn service_name(&mut self, meta: &ObjectMeta) -> Option<ServiceName> {
+    fn labels(&mut self, meta: &ObjectMeta) -> Labels {
+        let all = meta.labels.iter().flatten();
+        all.map(|(key, value)| (self.names.word(key), self.names.word(value))).collect()
+    }
+
+    pub(crate) fn service_name(&mut self, meta: &ObjectMeta) -> Option<OwnerName> {
         let (namespace, name) = (meta.namespace.as_deref()?, meta.name.as_deref()?);
         let valid = name::is_label(namespace) && name::is_label(name);
         valid.then(|| self.names.service(&self.cluster, namespace, name))
@@ -120,7 +127,7 @@ impl<'a> Report<'a> {
         value.map_err(|why| self.refuse(reason, format!("{field}: {why}"))).ok()
     }
 
-    fn service_name(&mut self, convert: &mut Convert) -> Result<ServiceName, Unserved> {
+    fn service_name(&mut self, convert: &mut Convert) -> Result<OwnerName, Unserved> {
         convert.service_name(self.meta).ok_or_else(|| self.bad_name())
     }
 

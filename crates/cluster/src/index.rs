@@ -6,7 +6,7 @@ use crate::mirror::Mirrors;
 use crate::object::{Body, Identity, Object, Place};
 use crate::orphan::Orphans;
 use beeline_model::fact::{Fact, Refusal};
-use beeline_model::{Name, ServiceName};
+use beeline_model::{Name, OwnerName};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 #[derive(Clone)]
@@ -17,7 +17,7 @@ struct Claimant {
     fingerprint: u64,
     selectorless: bool,
     /// Of slices and Endpoints: whose they are.
-    owner: Option<ServiceName>,
+    owner: Option<OwnerName>,
 }
 
 impl Claimant {
@@ -60,8 +60,8 @@ struct Outcome {
     facts: Vec<Fact>,
     gone: Vec<Fact>,
     /// Services whose mirrored Endpoints may differ now.
-    mirrored: BTreeSet<ServiceName>,
-    lost_services: HashSet<ServiceName>,
+    mirrored: BTreeSet<OwnerName>,
+    lost_services: HashSet<OwnerName>,
 }
 
 impl Index {
@@ -215,13 +215,13 @@ impl Index {
 
     /// Slices of Services that are gone. Services seldom go, so no index is kept for this; few of them are compared
     /// one by one, which is a tenth of the cost of hashing every owner.
-    fn abandon(&mut self, lost: &HashSet<ServiceName>) {
+    fn abandon(&mut self, lost: &HashSet<OwnerName>) {
         if lost.is_empty() {
             return;
         }
         let few = lost.len() <= 8;
         let is_lost =
-            |owner: &&ServiceName| if few { lost.iter().any(|name| name == *owner) } else { lost.contains(*owner) };
+            |owner: &&OwnerName| if few { lost.iter().any(|name| name == *owner) } else { lost.contains(*owner) };
         for (id, claimant) in &self.claims {
             if let Some(owner) = claimant.owner.as_ref().filter(is_lost) {
                 self.orphans.join(id, owner);

@@ -1,7 +1,7 @@
 //! v1 Endpoints as slices, shown only while the Service of their name exists and has no selector. Kept as facts, not as
 //! fingerprints, because a Service in another file can bring them out at any time.
 
-use beeline_model::ServiceName;
+use beeline_model::OwnerName;
 use beeline_model::fact::{Fact, Slice};
 use std::collections::HashMap;
 
@@ -14,15 +14,15 @@ struct Mirror {
 }
 
 #[derive(Default)]
-pub(crate) struct Mirrors(HashMap<ServiceName, Mirror>);
+pub(crate) struct Mirrors(HashMap<OwnerName, Mirror>);
 
 impl Mirrors {
-    pub(crate) fn say(&mut self, service: &ServiceName, slices: Vec<Slice>) {
+    pub(crate) fn say(&mut self, service: &OwnerName, slices: Vec<Slice>) {
         self.0.entry(service.clone()).or_default().said = slices;
     }
 
     /// `open`: the Service exists and has no selector.
-    pub(crate) fn show(&mut self, service: &ServiceName, open: bool, facts: &mut Vec<Fact>, gone: &mut Vec<Fact>) {
+    pub(crate) fn show(&mut self, service: &OwnerName, open: bool, facts: &mut Vec<Fact>, gone: &mut Vec<Fact>) {
         let Some(mirror) = self.0.get_mut(service) else { return };
         let now = if open { mirror.said.clone() } else { Vec::new() };
         let then = std::mem::replace(&mut mirror.shown, now);

@@ -1,7 +1,7 @@
 //! An object as a file gave it: who it is, where it stands, what it says.
 
 use beeline_model::fact::{Fact, Node, Pod, PodName, Service, Slice, SliceName};
-use beeline_model::{Name, ServiceName};
+use beeline_model::{Name, OwnerName};
 use serde_json::Value;
 use std::fmt::{self, Write};
 use std::hash::{DefaultHasher, Hasher};
@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// is known by it for as long as it exists.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Identity {
-    Service(ServiceName),
-    Endpoints(ServiceName),
+    Service(OwnerName),
+    Endpoints(OwnerName),
     Slice(Arc<SliceName>),
     Node(Name),
     Pod(Arc<PodName>),
@@ -102,7 +102,7 @@ impl Body {
     }
 
     /// Whose endpoints these are.
-    pub(crate) fn owner(&self) -> Option<&ServiceName> {
+    pub(crate) fn owner(&self) -> Option<&OwnerName> {
         match self {
             Body::Slice(slice) => slice.as_ref().map(|slice| &slice.service),
             Body::Endpoints(slices) => slices.first().map(|slice| &slice.service),

@@ -1,16 +1,21 @@
 //! All facts of a source at one moment, and what changed between two of them.
 
-use beeline_model::fact::{Fact, Node, Pod, PodName, Refusal, Service, Slice, SliceName};
-use beeline_model::{Name, ServiceName};
+use beeline_model::fact::{Fact, Namespace, Node, Pod, PodName, Refusal, Service, Slice, SliceName};
+use beeline_model::policy::{Policy, PolicyName, PolicySlice};
+use beeline_model::{Name, OwnerName};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    pub services: BTreeMap<ServiceName, Service>,
+    pub services: BTreeMap<OwnerName, Service>,
     pub slices: BTreeMap<SliceName, Slice>,
     /// By cluster and name.
     pub nodes: BTreeMap<(Name, Name), Node>,
     pub pods: BTreeMap<PodName, Pod>,
+    /// By cluster and name.
+    pub namespaces: BTreeMap<(Name, Name), Namespace>,
+    pub policies: BTreeMap<PolicyName, Policy>,
+    pub policy_slices: BTreeMap<SliceName, PolicySlice>,
     pub refusals: Vec<Refusal>,
 }
 
@@ -25,6 +30,12 @@ impl Snapshot {
             Fact::NodeGone { cluster, name } => drop(self.nodes.remove(&(cluster, name))),
             Fact::Pod(pod) => drop(self.pods.insert(pod.name.clone(), pod)),
             Fact::PodGone(name) => drop(self.pods.remove(&name)),
+            Fact::Namespace(one) => drop(self.namespaces.insert((one.cluster.clone(), one.name.clone()), one)),
+            Fact::NamespaceGone { cluster, name } => drop(self.namespaces.remove(&(cluster, name))),
+            Fact::Policy(policy) => drop(self.policies.insert(policy.name.clone(), policy)),
+            Fact::PolicyGone(name) => drop(self.policies.remove(&name)),
+            Fact::PolicySlice(slice) => drop(self.policy_slices.insert(slice.name.clone(), slice)),
+            Fact::PolicySliceGone(name) => drop(self.policy_slices.remove(&name)),
         }
     }
 
@@ -33,7 +44,11 @@ impl Snapshot {
         let services = self.services.into_values().map(Fact::Service);
         let slices = self.slices.into_values().map(Fact::Slice);
         let nodes = self.nodes.into_values().map(Fact::Node);
-        services.chain(slices).chain(nodes).chain(self.pods.into_values().map(Fact::Pod)).collect()
+        let pods = self.pods.into_values().map(Fact::Pod);
+        let namespaces = self.namespaces.into_values().map(Fact::Namespace);
+        let policies = self.policies.into_values().map(Fact::Policy);
+        let published = self.policy_slices.into_values().map(Fact::PolicySlice);
+        services.chain(slices).chain(nodes).chain(pods).chain(namespaces).chain(policies).chain(published).collect()
     }
 }
 
@@ -45,11 +60,18 @@ pub fn diff(old: &Snapshot, new: &Snapshot) -> Vec<Fact> {
     facts.extend(changed(&old.slices, &new.slices).cloned().map(Fact::Slice));
     facts.extend(changed(&old.nodes, &new.nodes).cloned().map(Fact::Node));
     facts.extend(changed(&old.pods, &new.pods).cloned().map(Fact::Pod));
+    facts.extend(changed(&old.namespaces, &new.namespaces).cloned().map(Fact::Namespace));
+    facts.extend(changed(&old.policies, &new.policies).cloned().map(Fact::Policy));
+    facts.extend(changed(&old.policy_slices, &new.policy_slices).cloned().map(Fact::PolicySlice));
+    facts.extend(gone(&old.policy_slices, &new.policy_slices).cloned().map(Fact::PolicySliceGone));
+    facts.extend(gone(&old.policies, &new.policies).cloned().map(Fact::PolicyGone));
     facts.extend(gone(&old.slices, &new.slices).cloned().map(Fact::SliceGone));
     facts.extend(gone(&old.services, &new.services).cloned().map(Fact::ServiceGone));
     let node = |(cluster, name): (Name, Name)| Fact::NodeGone { cluster, name };
     facts.extend(gone(&old.nodes, &new.nodes).cloned().map(node));
     facts.extend(gone(&old.pods, &new.pods).cloned().map(Fact::PodGone));
+    let namespace = |(cluster, name): (Name, Name)| Fact::NamespaceGone { cluster, name };
+    facts.extend(gone(&old.namespaces, &new.namespaces).cloned().map(namespace));
     facts
 }
 

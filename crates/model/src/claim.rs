@@ -5,7 +5,7 @@
 use crate::address::Address;
 use crate::fact::Service;
 use crate::hash::HashMap;
-use crate::name::{ServiceName, SetName};
+use crate::name::{OwnerName, SetName};
 use crate::row::{FrontendKey, Kind};
 use std::cmp::Ordering;
 
@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 pub struct Claim {
     pub kind: Kind,
     pub created: i64,
-    pub service: ServiceName,
+    pub service: OwnerName,
     /// `None`: the ClusterIP is known and has no such port.
     pub set: Option<SetName>,
 }
@@ -119,7 +119,7 @@ impl Claims {
     }
 
     /// Takes back all that this service claims of the key.
-    pub fn remove(&mut self, key: &FrontendKey, service: &ServiceName) {
+    pub fn remove(&mut self, key: &FrontendKey, service: &OwnerName) {
         let Some(old) = self.by_key.remove(key) else { return };
         let mut claims = self.take(key, old);
         claims.retain(|claim| claim.service != *service);

@@ -19,7 +19,7 @@ mod sweep;
 
 use crate::address::Address;
 use crate::fact::Refusal;
-use crate::name::{PortName, ServiceName};
+use crate::name::{OwnerName, PortName};
 use crate::op::{MapError, Maps, Op};
 use crate::planner::Delta;
 use crate::row::Tier;
@@ -33,7 +33,7 @@ const RECYCLE_AT: usize = 4096;
 pub struct Outcome {
     pub ops: usize,
     /// To be tried again, with back-off (`Planner::retry`).
-    pub failed: BTreeMap<ServiceName, MapError>,
+    pub failed: BTreeMap<OwnerName, MapError>,
     /// Node rows that could not be written.
     pub nodes_failed: Option<MapError>,
     /// Rows that should be gone and are not yet: any later round takes them up, even one with an empty delta.
@@ -48,7 +48,7 @@ impl Outcome {
     }
 
     pub fn refusals(&self) -> Vec<Refusal> {
-        let refusal = |(name, error): (&ServiceName, &MapError)| Refusal {
+        let refusal = |(name, error): (&OwnerName, &MapError)| Refusal {
             subject: format!("Service {name}"),
             reason: if matches!(error, MapError::Full(_)) { "tableFull" } else { "writeFailed" },
             message: match error {
@@ -110,9 +110,9 @@ struct Work<'a, M> {
     maps: &'a mut M,
     outcome: Outcome,
     /// Headers that also say what NodePorts at other nodes' addresses get: after the rows of those nodes.
-    late: Vec<(ServiceName, Op)>,
+    late: Vec<(OwnerName, Op)>,
     /// No room for their new frontends.
-    crowded_out: BTreeSet<ServiceName>,
+    crowded_out: BTreeSet<OwnerName>,
 }
 
 impl<M: Maps> Work<'_, M> {
@@ -123,7 +123,7 @@ impl<M: Maps> Work<'_, M> {
         Ok(())
     }
 
-    fn fail(&mut self, name: &ServiceName, error: MapError) {
+    fn fail(&mut self, name: &OwnerName, error: MapError) {
         self.tables.held.services.entry(name.clone()).or_insert_with(|| error.clone());
         self.outcome.failed.entry(name.clone()).or_insert(error);
     }

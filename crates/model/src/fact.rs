@@ -2,7 +2,9 @@
 //! server) produce them and nothing downstream knows which source it was.
 
 use crate::address::{Address, Family};
-use crate::name::{Name, Protocol, ServiceName};
+use crate::name::{Name, OwnerName, Protocol};
+use crate::policy::{self, PolicyName, PolicySlice};
+use crate::selector::Labels;
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -24,7 +26,7 @@ pub struct ServicePort {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    pub name: ServiceName,
+    pub name: OwnerName,
     /// Seconds since the epoch; the older claimant of an address wins.
     pub created: i64,
     /// At most one a family.
@@ -90,7 +92,7 @@ pub struct SliceName {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub name: SliceName,
-    pub service: ServiceName,
+    pub service: OwnerName,
     pub family: Family,
     pub ports: Box<[SlicePort]>,
     pub endpoints: Box<[Endpoint]>,
@@ -110,9 +112,29 @@ pub struct Node {
     pub zone: Option<Name>,
     /// False: being deleted, or tainted for removal by the cluster autoscaler.
     pub eligible: bool,
+    /// Its condition Ready.
+    pub ready: bool,
+    /// What `nodeLabelSelector` is asked of. Known of our own node only.
+    pub labels: Labels,
+    /// Where its entry is (`redirectMode: nodeProxy`), at most one a family.
+    pub entry: Box<[Address]>,
 }
 
 impl Node {
+    /// Of which nothing else is known.
+    pub fn named(cluster: &str, name: &str) -> Node {
+        Node {
+            cluster: cluster.into(),
+            name: name.into(),
+            addresses: Vec::new(),
+            zone: None,
+            eligible: true,
+            ready: true,
+            labels: Labels::new(),
+            entry: [].into(),
+        }
+    }
+
     /// What kube-proxy calls the node's IPs: the internal addresses, or, with none, the external ones; first of a family.
     pub fn primary(&self, family: Family) -> Option<Address> {
         let first = |kind| self.addresses.iter().find(|(k, a)| *k == kind && a.family() == family);
@@ -134,7 +156,16 @@ pub struct Container {
     pub id: Box<str>,
 }
 
-/// A pod of this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ContainerPort {
+    pub name: Name,
+    pub protocol: Protocol,
+    pub port: u16,
+    /// 0: none. With hostNetwork it is the port itself.
+    pub host_port: u16,
+}
+
+/// A pod: of this node, or of any where nobody publishes what policies select.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pod {
     pub name: PodName,
@@ -146,19 +177,38 @@ pub struct Pod {
     pub containers: Box<[Container]>,
     /// Its processes keep the addresses that they dial.
     pub untouched: bool,
+    pub labels: Labels,
+    /// Its condition Ready, and neither ended nor being deleted.
+    pub ready: bool,
+    /// Of all containers that may listen: init containers that go on running included.
+    pub ports: Box<[ContainerPort]>,
+}
+
+/// A namespace, where `namespaceSelector` is to be answered here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Namespace {
+    pub cluster: Name,
+    pub name: Name,
+    pub labels: Labels,
 }
 
 /// One change of the facts. `None`/absence is said by the delete variants, so that a name is never guessed from a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
     Service(Service),
-    ServiceGone(ServiceName),
+    ServiceGone(OwnerName),
     Slice(Slice),
     SliceGone(SliceName),
     Node(Node),
     NodeGone { cluster: Name, name: Name },
     Pod(Pod),
     PodGone(PodName),
+    Namespace(Namespace),
+    NamespaceGone { cluster: Name, name: Name },
+    Policy(policy::Policy),
+    PolicyGone(PolicyName),
+    PolicySlice(PolicySlice),
+    PolicySliceGone(SliceName),
 }
 
 /// Why an object, or a part of one, is not served: said once in the log, counted, and shown by `status`.

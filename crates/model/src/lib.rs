@@ -14,12 +14,14 @@ pub mod name;
 pub mod op;
 pub mod plan;
 pub mod planner;
+pub mod policy;
 pub mod range;
 pub mod resolve;
 pub mod row;
 pub mod rules;
 pub mod select;
+pub mod selector;
 pub mod table;
 
 pub use address::{Address, Family};
-pub use name::{Audience, Name, PortName, Protocol, ServiceName, SetName, SetRole};
+pub use name::{Audience, Name, OwnerName, PortName, Protocol, SetName, SetRole};

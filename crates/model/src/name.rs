@@ -2,6 +2,7 @@
 //! services do not hold the same words many times.
 
 use crate::address::Family;
+use crate::policy::{PolicyKind, PolicyName};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::fmt;
@@ -68,30 +69,52 @@ impl FromStr for Protocol {
     }
 }
 
-/// Cluster, namespace and name of a Service. One pointer: clones are cheap. Everything is found by it, so it knows its
-/// hash, and two of them are mostly told apart or found equal by one look.
+/// Who claims addresses and owns sets: a Service, or a policy that goes before one; with cluster, namespace and name. One
+/// pointer: clones are cheap. Everything is found by it, so it knows its hash, and two of them are mostly told apart or
+/// found equal by one look.
 #[derive(Clone)]
-pub struct ServiceName(Arc<FullName>);
+pub struct OwnerName(Arc<FullName>);
 
 struct FullName {
     hash: u64,
+    /// `None`: a Service.
+    policy: Option<PolicyKind>,
     /// The three after each other.
     text: Box<str>,
     /// Where the first and the second end.
     ends: [u32; 2],
 }
 
-impl ServiceName {
-    pub fn new(cluster: &str, namespace: &str, name: &str) -> ServiceName {
+impl OwnerName {
+    /// Of a Service.
+    pub fn new(cluster: &str, namespace: &str, name: &str) -> OwnerName {
+        OwnerName::of(None, cluster, namespace, name)
+    }
+
+    pub fn of_policy(policy: &PolicyName) -> OwnerName {
+        OwnerName::of(Some(policy.kind), &policy.cluster, &policy.namespace, &policy.name)
+    }
+
+    fn of(policy: Option<PolicyKind>, cluster: &str, namespace: &str, name: &str) -> OwnerName {
         let text: Box<str> = [cluster, namespace, name].concat().into();
         let ends = [cluster.len() as u32, (cluster.len() + namespace.len()) as u32];
         let mut hasher = DefaultHasher::new();
-        (cluster, namespace, name).hash(&mut hasher);
-        ServiceName(Arc::new(FullName { hash: hasher.finish(), text, ends }))
+        (policy, cluster, namespace, name).hash(&mut hasher);
+        OwnerName(Arc::new(FullName { hash: hasher.finish(), policy, text, ends }))
     }
 
-    pub fn local(namespace: &str, name: &str) -> ServiceName {
-        ServiceName::new(LOCAL_CLUSTER, namespace, name)
+    pub fn local(namespace: &str, name: &str) -> OwnerName {
+        OwnerName::new(LOCAL_CLUSTER, namespace, name)
+    }
+
+    /// `None`: it is a Service.
+    pub fn policy_kind(&self) -> Option<PolicyKind> {
+        self.0.policy
+    }
+
+    pub fn policy(&self) -> Option<PolicyName> {
+        let [cluster, namespace, name] = [self.cluster(), self.namespace(), self.name()].map(Into::into);
+        self.0.policy.map(|kind| PolicyName { kind, cluster, namespace, name })
     }
 
     pub fn cluster(&self) -> &str {
@@ -113,35 +136,42 @@ impl ServiceName {
     }
 }
 
-impl PartialEq for ServiceName {
-    fn eq(&self, other: &ServiceName) -> bool {
+impl PartialEq for OwnerName {
+    fn eq(&self, other: &OwnerName) -> bool {
         let (a, b) = (&*self.0, &*other.0);
-        Arc::ptr_eq(&self.0, &other.0) || a.hash == b.hash && a.ends == b.ends && a.text == b.text
+        Arc::ptr_eq(&self.0, &other.0)
+            || a.hash == b.hash && a.policy == b.policy && a.ends == b.ends && a.text == b.text
     }
 }
 
-impl Eq for ServiceName {}
+impl Eq for OwnerName {}
 
-impl Ord for ServiceName {
-    fn cmp(&self, other: &ServiceName) -> Ordering {
-        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.parts().cmp(&other.parts()) }
+impl Ord for OwnerName {
+    fn cmp(&self, other: &OwnerName) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) {
+            return Ordering::Equal;
+        }
+        self.0.policy.cmp(&other.0.policy).then_with(|| self.parts().cmp(&other.parts()))
     }
 }
 
-impl PartialOrd for ServiceName {
-    fn partial_cmp(&self, other: &ServiceName) -> Option<Ordering> {
+impl PartialOrd for OwnerName {
+    fn partial_cmp(&self, other: &OwnerName) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Hash for ServiceName {
+impl Hash for OwnerName {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.0.hash);
     }
 }
 
-impl fmt::Display for ServiceName {
+impl fmt::Display for OwnerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(kind) = self.0.policy {
+            write!(f, "{kind} ")?;
+        }
         if self.cluster() != LOCAL_CLUSTER {
             write!(f, "{}:", self.cluster())?;
         }
@@ -149,13 +179,13 @@ impl fmt::Display for ServiceName {
     }
 }
 
-impl fmt::Debug for ServiceName {
+impl fmt::Debug for OwnerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl Serialize for ServiceName {
+impl Serialize for OwnerName {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.collect_str(self)
     }
@@ -164,27 +194,28 @@ impl Serialize for ServiceName {
 /// A service port: TCP, UDP and SCTP on one number are three of them.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName {
-    pub service: ServiceName,
+    pub service: OwnerName,
     pub port: Name,
     pub protocol: Protocol,
 }
 
 impl PortName {
-    /// As kept in the kernel's name table; `/` occurs in none of the parts.
+    /// As kept in the kernel's name table; `/` occurs in none of the parts. A policy's kind stands before them.
     pub fn to_text(&self) -> String {
         let s = &self.service;
-        format!("{}/{}/{}/{}/{}", s.cluster(), s.namespace(), s.name(), self.port, self.protocol)
+        let kind = s.policy_kind().map_or_else(String::new, |kind| format!("{kind}/"));
+        format!("{kind}{}/{}/{}/{}/{}", s.cluster(), s.namespace(), s.name(), self.port, self.protocol)
     }
 
     pub fn from_text(text: &str) -> Option<PortName> {
-        let [cluster, namespace, name, port, protocol] = text.split('/').collect::<Vec<_>>()[..] else {
-            return None;
+        let parts: Vec<&str> = text.split('/').collect();
+        let (policy, parts) = match parts.len() {
+            6 => (Some(PolicyKind::from_text(parts[0])?), &parts[1..]),
+            _ => (None, &parts[..]),
         };
-        Some(PortName {
-            service: ServiceName::new(cluster, namespace, name),
-            port: port.into(),
-            protocol: protocol.parse().ok()?,
-        })
+        let [cluster, namespace, name, port, protocol] = *parts else { return None };
+        let service = OwnerName::of(policy, cluster, namespace, name);
+        Some(PortName { service, port: port.into(), protocol: protocol.parse().ok()? })
     }
 }
 
@@ -265,9 +296,21 @@ mod tests {
 
     #[test]
     fn services_are_ordered_by_their_parts() {
-        let [a, b] = [ServiceName::local("a", "x"), ServiceName::local("a-b", "x")];
-        assert!(a < b && a != b && a == ServiceName::local("a", "x"));
-        assert_ne!(ServiceName::local("a", "bc"), ServiceName::local("ab", "c"));
+        let [a, b] = [OwnerName::local("a", "x"), OwnerName::local("a-b", "x")];
+        assert!(a < b && a != b && a == OwnerName::local("a", "x"));
+        assert_ne!(OwnerName::local("a", "bc"), OwnerName::local("ab", "c"));
         assert_eq!((b.cluster(), b.namespace(), b.name()), (LOCAL_CLUSTER, "a-b", "x"));
+    }
+
+    #[test]
+    fn a_policy_is_no_service_of_the_same_name() {
+        let [cluster, namespace, name]: [Name; 3] = [LOCAL_CLUSTER.into(), "a".into(), "x".into()];
+        let policy = PolicyName { kind: PolicyKind::Balancing, cluster, namespace, name };
+        let owner = OwnerName::of_policy(&policy);
+        assert_ne!(owner, OwnerName::local("a", "x"));
+        assert_eq!(owner.policy(), Some(policy));
+        let port = PortName { service: owner, port: "dns".into(), protocol: Protocol::Udp };
+        assert_eq!(port.to_text(), "BalancingPolicy/local/a/x/dns/UDP");
+        assert_eq!(PortName::from_text(&port.to_text()), Some(port));
     }
 }

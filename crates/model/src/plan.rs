@@ -4,6 +4,7 @@ use crate::address::{Address, Family};
 use crate::claim::Claim;
 use crate::fact::{Endpoint, Policy, Refusal, Service, ServicePort, Slice};
 use crate::name::{Audience, Name, PortName, SetName, SetRole};
+use crate::policy::Limit;
 use crate::row::{FrontendKey, Kind, MAX_SLOTS, Rule, WhenEmpty};
 use crate::rules::{ExternalIps, LocalPolicy, Rules};
 use crate::select::{Candidate, Place, Selection, select};
@@ -28,6 +29,17 @@ pub struct SetPlan {
     /// Some endpoint anywhere could serve.
     pub any: bool,
     pub next: Option<SetName>,
+    /// `None`: a Service's own.
+    pub policy: Option<SetPolicy>,
+}
+
+/// What a policy asks of its sets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetPolicy {
+    /// One bucket for all sets of the policy. Over it, a dial goes to the next set.
+    pub limit: Option<Limit>,
+    /// A pod that the policy selects goes to the next set.
+    pub self_next: bool,
 }
 
 impl SetPlan {
@@ -43,6 +55,8 @@ pub struct ServicePlan {
     pub claims: Vec<(FrontendKey, Claim)>,
     pub sources: Vec<(PortName, IpNet)>,
     pub refusals: Vec<Refusal>,
+    /// Cgroup ids of the pods that a LocalRedirectPolicy selects: known to the kernel before they are in a set.
+    pub members: Vec<u64>,
 }
 
 impl ServicePlan {
@@ -249,6 +263,7 @@ impl PortPlan<'_> {
             when_empty: self.when_empty(&name.role),
             any: self.selection.any,
             next: None,
+            policy: None,
             name,
             backends,
         }

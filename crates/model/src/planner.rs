@@ -8,7 +8,7 @@ use crate::claim::{Claim, Claims};
 use crate::diff::Outcome;
 use crate::fact::{Fact, Node, Pod, PodName, Refusal, Service, Slice, SliceName};
 use crate::hash::{HashMap, HashSet};
-use crate::name::{Name, ServiceName};
+use crate::name::{Name, OwnerName};
 use crate::plan::{ServicePlan, Surroundings, plan_service};
 use crate::row::{FrontendKey, NodeRow};
 use crate::rules::Rules;
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 pub struct Delta {
     /// `None`: the service is no longer planned.
-    pub services: Vec<(ServiceName, Option<ServicePlan>)>,
+    pub services: Vec<(OwnerName, Option<ServicePlan>)>,
     /// Keys whose winner may be another one now.
     pub frontends: Vec<(FrontendKey, Option<Claim>)>,
     /// All node rows, if any changed.
@@ -29,10 +29,10 @@ pub struct Delta {
 #[derive(Debug)]
 pub struct Planner {
     rules: Rules,
-    services: HashMap<ServiceName, Service>,
+    services: HashMap<OwnerName, Service>,
     /// Sorted by name. Most services have one: a tree of its own for each would take ten times the room.
-    slices: HashMap<ServiceName, Vec<Slice>>,
-    slice_owner: HashMap<SliceName, ServiceName>,
+    slices: HashMap<OwnerName, Vec<Slice>>,
+    slice_owner: HashMap<SliceName, OwnerName>,
     nodes: BTreeMap<Name, Node>,
     /// Addresses of the pods on this node.
     pods: BTreeMap<PodName, Box<[Address]>>,
@@ -40,11 +40,11 @@ pub struct Planner {
     hosts: BTreeMap<Address, Name>,
     others: Vec<(Name, Vec<Address>)>,
     claims: Claims,
-    claimed: HashMap<ServiceName, Box<[FrontendKey]>>,
-    refusals: HashMap<ServiceName, Vec<Refusal>>,
+    claimed: HashMap<OwnerName, Box<[FrontendKey]>>,
+    refusals: HashMap<OwnerName, Vec<Refusal>>,
     /// Planned again when another node changes: external Local, or an endpoint that names no node.
-    by_nodes: HashSet<ServiceName>,
-    dirty: HashSet<ServiceName>,
+    by_nodes: HashSet<OwnerName>,
+    dirty: HashSet<OwnerName>,
     nodes_dirty: bool,
     /// Since `hosts` and `others` were derived.
     nodes_changed: NodesChanged,
@@ -104,10 +104,12 @@ impl Planner {
             Fact::NodeGone { name, .. } => self.nodes.remove(&name).is_some() && self.node_changed(&name),
             Fact::Pod(pod) => self.apply_pod(pod),
             Fact::PodGone(name) => self.pods.remove(&name).is_some_and(|_| self.pods_moved()),
+            Fact::Namespace(_) | Fact::NamespaceGone { .. } => false,
+            Fact::Policy(_) | Fact::PolicyGone(_) | Fact::PolicySlice(_) | Fact::PolicySliceGone(_) => false,
         }
     }
 
-    fn mark(&mut self, name: ServiceName) -> bool {
+    fn mark(&mut self, name: OwnerName) -> bool {
         self.dirty.insert(name);
         true
     }
@@ -117,7 +119,7 @@ impl Planner {
     }
 
     /// A write failed some time ago: plan it again now.
-    pub fn mark_dirty(&mut self, name: &ServiceName) {
+    pub fn mark_dirty(&mut self, name: &OwnerName) {
         self.dirty.insert(name.clone());
     }
 
@@ -262,9 +264,9 @@ impl Planner {
         self.plan_again(names)
     }
 
-    fn plan_again(&mut self, names: HashSet<ServiceName>) -> Delta {
+    fn plan_again(&mut self, names: HashSet<OwnerName>) -> Delta {
         let mut delta = Delta::default();
-        let mut names: Vec<ServiceName> = names.into_iter().collect();
+        let mut names: Vec<OwnerName> = names.into_iter().collect();
         names.sort_unstable();
         let around = self.surroundings();
         let plans = names.iter().map(|name| self.plan(name, &around)).collect::<Vec<_>>();
@@ -287,9 +289,9 @@ impl Planner {
     /// Who inherits a key from a service that lost it may not have its set programmed yet; who lost one may have a set
     /// that nothing leads to.
     fn settle_contests(&self, delta: &mut Delta, keys: &HashSet<FrontendKey>) {
-        let planned: HashSet<ServiceName> = delta.services.iter().map(|(name, _)| name.clone()).collect();
+        let planned: HashSet<OwnerName> = delta.services.iter().map(|(name, _)| name.clone()).collect();
         let winners = keys.iter().filter_map(|key| self.claims.winner(key)).map(|claim| claim.service.clone());
-        let heirs: BTreeSet<ServiceName> = winners.filter(|name| !planned.contains(name)).collect();
+        let heirs: BTreeSet<OwnerName> = winners.filter(|name| !planned.contains(name)).collect();
         let around = self.surroundings();
         delta.services.extend(heirs.into_iter().map(|name| (name.clone(), self.plan(&name, &around))));
         for plan in delta.services.iter_mut().filter_map(|(_, plan)| plan.as_mut()) {
@@ -314,12 +316,12 @@ impl Planner {
         Surroundings { rules: &self.rules, place, hosts: &self.hosts, others: &self.others }
     }
 
-    fn plan(&self, name: &ServiceName, around: &Surroundings<'_>) -> Option<ServicePlan> {
+    fn plan(&self, name: &OwnerName, around: &Surroundings<'_>) -> Option<ServicePlan> {
         let service = self.services.get(name)?;
         Some(plan_service(service, self.slices_of(name), around))
     }
 
-    fn depends_on_nodes(&self, name: &ServiceName) -> bool {
+    fn depends_on_nodes(&self, name: &OwnerName) -> bool {
         let nameless = |slice: &Slice| slice.endpoints.iter().any(|e| e.node.is_none());
         self.services.get(name).is_some_and(|s| s.external_local() && s.has_node_ports)
             || self.slices_of(name).any(nameless)
@@ -336,7 +338,7 @@ impl Planner {
     }
 
     /// Replaces what the service claims and notes every key whose winner may differ now.
-    fn claim(&mut self, name: &ServiceName, plan: Option<&ServicePlan>, keys: &mut HashSet<FrontendKey>) {
+    fn claim(&mut self, name: &OwnerName, plan: Option<&ServicePlan>, keys: &mut HashSet<FrontendKey>) {
         for key in self.claimed.remove(name).iter().flat_map(|old| old.iter()) {
             self.claims.remove(key, name);
             keys.insert(*key);
@@ -384,7 +386,7 @@ impl Planner {
 
     // ---- what others ask ----
 
-    pub fn service(&self, name: &ServiceName) -> Option<&Service> {
+    pub fn service(&self, name: &OwnerName) -> Option<&Service> {
         self.services.get(name)
     }
 
@@ -392,7 +394,7 @@ impl Planner {
         self.services.values()
     }
 
-    pub fn slices_of(&self, name: &ServiceName) -> impl Iterator<Item = &Slice> + Clone {
+    pub fn slices_of(&self, name: &OwnerName) -> impl Iterator<Item = &Slice> + Clone {
         self.slices.get(name).into_iter().flatten()
     }
 

@@ -44,17 +44,17 @@ pub(crate) struct Touched {
 /// it is, whatever the rounds in between are about.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
-    pub services: HashMap<crate::ServiceName, MapError>,
+    pub services: HashMap<crate::OwnerName, MapError>,
     /// Fallbacks above which a row could not be written, and whose that was.
-    missing: HashMap<FrontendKey, Vec<crate::ServiceName>>,
+    missing: HashMap<FrontendKey, Vec<crate::OwnerName>>,
     /// Fallbacks that could not be written themselves, and who claims them.
-    waiting: HashMap<FrontendKey, Vec<crate::ServiceName>>,
+    waiting: HashMap<FrontendKey, Vec<crate::OwnerName>>,
     pub nodes: Option<MapError>,
 }
 
 impl Held {
     /// These are tried again now.
-    pub(crate) fn try_again<'a>(&mut self, services: impl Iterator<Item = &'a crate::ServiceName>, nodes: bool) {
+    pub(crate) fn try_again<'a>(&mut self, services: impl Iterator<Item = &'a crate::OwnerName>, nodes: bool) {
         if nodes {
             self.nodes = None;
         }
@@ -71,7 +71,7 @@ impl Held {
     }
 
     /// This row could not be written.
-    pub(crate) fn miss(&mut self, key: FrontendKey, service: &crate::ServiceName) {
+    pub(crate) fn miss(&mut self, key: FrontendKey, service: &crate::OwnerName) {
         for below in key.fallbacks() {
             self.missing.entry(below).or_default().push(service.clone());
         }
@@ -118,7 +118,7 @@ pub struct Tables {
     /// Slots that a set's range really has; its span says how many are used.
     pub(crate) capacity: ById<u32>,
     pub(crate) port_refs: HashMap<(crate::Protocol, u16, bool), u32>,
-    numbers: HashMap<crate::ServiceName, (u32, u32)>,
+    numbers: HashMap<crate::OwnerName, (u32, u32)>,
     next_number: u32,
     generation: u32,
     owner_ids: Ids,
@@ -333,7 +333,7 @@ impl Tables {
     }
 
     /// The service's own number, shared by all its ports; never chosen by anybody outside.
-    pub(crate) fn number_of(&mut self, service: &crate::ServiceName) -> u32 {
+    pub(crate) fn number_of(&mut self, service: &crate::OwnerName) -> u32 {
         if let Some((number, _)) = self.numbers.get(service) {
             return *number;
         }

@@ -9,7 +9,7 @@ use beeline_model::resolve::{Dial, Verdict, resolve};
 use beeline_model::row::{BackendId, Sizes};
 use beeline_model::rules::{EmptyLocal, Rules};
 use beeline_model::table::Tables;
-use beeline_model::{Address, Family, Protocol, ServiceName};
+use beeline_model::{Address, Family, OwnerName, Protocol};
 
 fn address(text: &str) -> Address {
     Address::from(text.parse::<std::net::IpAddr>().unwrap())
@@ -17,7 +17,7 @@ fn address(text: &str) -> Address {
 
 fn service(internal: Policy) -> Fact {
     Fact::Service(Service {
-        name: ServiceName::local("default", "web"),
+        name: OwnerName::local("default", "web"),
         created: 0,
         cluster_ips: [address("10.96.0.1")].into(),
         load_balancer_ips: [].into(),
@@ -76,7 +76,7 @@ impl Client {
     fn pods(&mut self, endpoints: Vec<Endpoint>) {
         self.apply(Fact::Slice(Slice {
             name: SliceName { cluster: "local".into(), namespace: "default".into(), name: "web-1".into() },
-            service: ServiceName::local("default", "web"),
+            service: OwnerName::local("default", "web"),
             family: Family::V4,
             ports: [SlicePort { name: "".into(), protocol: Protocol::Tcp, port: 8080 }].into(),
             endpoints: endpoints.into(),

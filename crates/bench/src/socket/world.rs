@@ -6,7 +6,7 @@
 use std::net::Ipv4Addr;
 
 use beeline_model::{
-    Address, Family, Name, Protocol, ServiceName,
+    Address, Family, Name, OwnerName, Protocol,
     fact::{Endpoint, Fact, Policy, Service, ServicePort, Slice, SliceName, SlicePort},
     name::LOCAL_CLUSTER,
 };
@@ -91,8 +91,8 @@ impl Words {
     }
 }
 
-pub fn name(service: u32) -> ServiceName {
-    ServiceName::local("bench", &format!("service-{service}"))
+pub fn name(service: u32) -> OwnerName {
+    OwnerName::local("bench", &format!("service-{service}"))
 }
 
 fn address(ip: Ipv4Addr) -> Address {

@@ -2,10 +2,10 @@
 //! a whole copy of the object), owners, a Node's images. They are skipped while the text is read, never built.
 
 use super::trigger;
-use crate::convert::RESOLVE;
+use crate::convert::{ENTRY_ADDRESS, RESOLVE};
 use k8s_openapi::api::core::v1::{
-    ContainerStatus, Node, NodeAddress, NodeSpec, NodeStatus, Pod, PodIP, PodSpec, PodStatus, Service, ServiceSpec,
-    ServiceStatus, Taint,
+    Container, ContainerPort, ContainerStatus, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod,
+    PodCondition, PodIP, PodSpec, PodStatus, Service, ServiceSpec, ServiceStatus, Taint,
 };
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta, Time};
@@ -85,7 +85,7 @@ fn chosen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut found = BTreeMap::new();
             while let Some(key) = map.next_key::<String>()? {
-                if key == trigger::ANNOTATION || key == RESOLVE {
+                if [trigger::ANNOTATION, RESOLVE, ENTRY_ADDRESS].contains(&key.as_str()) {
                     found.insert(key, map.next_value()?);
                 } else {
                     map.next_value::<IgnoredAny>()?;
@@ -173,6 +173,34 @@ struct NodeSpecWire {
 #[derive(Deserialize)]
 struct NodeStatusWire {
     addresses: Option<Vec<NodeAddress>>,
+    conditions: Option<Vec<Condition>>,
+}
+
+/// Whether a Node or a Pod is ready.
+#[derive(Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+}
+
+impl From<Condition> for NodeCondition {
+    fn from(wire: Condition) -> NodeCondition {
+        NodeCondition { type_: wire.kind, status: wire.status, ..NodeCondition::default() }
+    }
+}
+
+impl From<NodeStatusWire> for NodeStatus {
+    fn from(wire: NodeStatusWire) -> NodeStatus {
+        let conditions = wire.conditions.map(ready).map(|all| all.into_iter().map(Into::into).collect());
+        NodeStatus { addresses: wire.addresses, conditions, ..NodeStatus::default() }
+    }
+}
+
+/// Of the conditions only this one is read.
+fn ready(mut conditions: Vec<Condition>) -> Vec<Condition> {
+    conditions.retain(|condition| condition.kind == "Ready");
+    conditions
 }
 
 impl From<NodeWire> for Node {
@@ -180,7 +208,7 @@ impl From<NodeWire> for Node {
         Node {
             metadata: wire.metadata.into(),
             spec: wire.spec.map(|spec| NodeSpec { taints: spec.taints, ..NodeSpec::default() }),
-            status: wire.status.map(|status| NodeStatus { addresses: status.addresses, ..NodeStatus::default() }),
+            status: wire.status.map(Into::into),
         }
     }
 }
@@ -201,12 +229,42 @@ pub(crate) struct PodWire {
 #[serde(rename_all = "camelCase")]
 struct PodSpecWire {
     node_name: Option<String>,
+    host_network: Option<bool>,
+    #[serde(default)]
+    containers: Vec<PortsWire>,
+    init_containers: Option<Vec<PortsWire>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PortsWire {
+    ports: Option<Vec<ContainerPort>>,
+    restart_policy: Option<String>,
+}
+
+impl From<PortsWire> for Container {
+    fn from(wire: PortsWire) -> Container {
+        Container { ports: wire.ports, restart_policy: wire.restart_policy, ..Container::default() }
+    }
+}
+
+impl From<PodSpecWire> for PodSpec {
+    fn from(wire: PodSpecWire) -> PodSpec {
+        PodSpec {
+            node_name: wire.node_name,
+            host_network: wire.host_network,
+            containers: wire.containers.into_iter().map(Into::into).collect(),
+            init_containers: wire.init_containers.map(|all| all.into_iter().map(Into::into).collect()),
+            ..PodSpec::default()
+        }
+    }
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PodStatusWire {
     phase: Option<String>,
+    conditions: Option<Vec<Condition>>,
     #[serde(rename = "podIP")]
     pod_ip: Option<String>,
     #[serde(rename = "podIPs")]
@@ -230,11 +288,19 @@ impl From<ContainerWire> for ContainerStatus {
     }
 }
 
+impl From<Condition> for PodCondition {
+    fn from(wire: Condition) -> PodCondition {
+        PodCondition { type_: wire.kind, status: wire.status, ..PodCondition::default() }
+    }
+}
+
 impl From<PodStatusWire> for PodStatus {
     fn from(wire: PodStatusWire) -> PodStatus {
         let containers = |all: Option<Vec<ContainerWire>>| all.map(|all| all.into_iter().map(Into::into).collect());
+        let conditions = wire.conditions.map(ready).map(|all| all.into_iter().map(Into::into).collect());
         PodStatus {
             phase: wire.phase,
+            conditions,
             pod_ip: wire.pod_ip,
             pod_ips: wire.pod_ips,
             init_container_statuses: containers(wire.init_container_statuses),
@@ -247,11 +313,7 @@ impl From<PodStatusWire> for PodStatus {
 
 impl From<PodWire> for Pod {
     fn from(wire: PodWire) -> Pod {
-        Pod {
-            metadata: wire.metadata.into(),
-            spec: wire.spec.map(|spec| PodSpec { node_name: spec.node_name, ..PodSpec::default() }),
-            status: wire.status.map(Into::into),
-        }
+        Pod { metadata: wire.metadata.into(), spec: wire.spec.map(Into::into), status: wire.status.map(Into::into) }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{Convert, Converted, HEADLESS, Report, Unserved, address, entry, label, port};
 use beeline_model::fact::{self, Endpoint, SliceName, SlicePort};
-use beeline_model::{Family, ServiceName};
+use beeline_model::{Family, OwnerName};
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints};
 use std::collections::HashMap;
 
@@ -67,7 +67,7 @@ impl Convert {
     }
 
     /// `:` occurs in no name that the API accepts, so a mirrored slice never meets a written one.
-    fn mirrored(&mut self, service: &ServiceName, number: usize, group: Group) -> fact::Slice {
+    fn mirrored(&mut self, service: &OwnerName, number: usize, group: Group) -> fact::Slice {
         let name = SliceName {
             cluster: self.cluster.clone(),
             namespace: self.names.word(service.namespace()),

@@ -1,6 +1,6 @@
 //! Names that the API accepts, and one copy of each word that many facts share.
 
-use beeline_model::{Name, ServiceName};
+use beeline_model::{Name, OwnerName};
 use std::collections::HashSet;
 
 /// A DNS-1123 label. The API is stricter for Services of old (DNS-1035); what matters here is that no name holds a
@@ -22,7 +22,7 @@ fn is_word(text: &str) -> bool {
 #[derive(Default)]
 pub(super) struct Names {
     words: HashSet<Name>,
-    services: HashSet<ServiceName>,
+    services: HashSet<OwnerName>,
 }
 
 impl Names {
@@ -35,8 +35,8 @@ impl Names {
         word
     }
 
-    pub(super) fn service(&mut self, cluster: &str, namespace: &str, name: &str) -> ServiceName {
-        let service = ServiceName::new(cluster, namespace, name);
+    pub(super) fn service(&mut self, cluster: &str, namespace: &str, name: &str) -> OwnerName {
+        let service = OwnerName::new(cluster, namespace, name);
         if let Some(known) = self.services.get(&service) {
             return known.clone();
         }

@@ -1,7 +1,7 @@
 //! v1 Node to fact.
 
 use super::name::is_subdomain;
-use super::{Convert, Converted, Report, Unserved, address, label};
+use super::{Convert, Converted, Report, Unserved, address, entry, label};
 use beeline_model::Address;
 use beeline_model::fact::{self, AddressType};
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::{Node, NodeAddress};
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// Set by the cluster autoscaler on a node that it is about to remove.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+/// Where a node takes what is sent to its entry, set by an administrator.
+pub(crate) const ENTRY_ADDRESS: &str = "beeline.dev/entry-address";
 
 impl Convert {
     pub fn node(&mut self, object: &Node) -> Converted<fact::Node> {
@@ -27,6 +29,9 @@ impl Convert {
             addresses: addresses(object, report),
             zone: zone.map(|zone| self.names.word(zone)),
             eligible: object.metadata.deletion_timestamp.is_none() && !is_tainted(object),
+            ready: is_ready(object),
+            labels: self.labels(&object.metadata),
+            entry: entry_addresses(object, report).into(),
         })
     }
 }
@@ -45,6 +50,28 @@ fn address_type(entry: &NodeAddress) -> Option<AddressType> {
         "ExternalIP" => Some(AddressType::External),
         _ => None,
     }
+}
+
+/// One address, or one of each family with a comma between them.
+fn entry_addresses(object: &Node, report: &mut Report) -> Vec<Address> {
+    let given = entry(&object.metadata.annotations, ENTRY_ADDRESS).unwrap_or_default();
+    let texts = given.split(',').map(str::trim).filter(|text| !text.is_empty());
+    let mut found: Vec<Address> = Vec::new();
+    for text in texts {
+        let Some(address) = report.keep("badAnnotation", ENTRY_ADDRESS, address::parse(text)) else { continue };
+        if found.iter().any(|other| other.family() == address.family()) {
+            report.refuse("badAnnotation", format!("{ENTRY_ADDRESS}: {address} is a second one of its family"));
+        } else {
+            found.push(address);
+        }
+    }
+    found
+}
+
+/// One that says nothing of it (a manifest) is taken as ready.
+fn is_ready(object: &Node) -> bool {
+    let mut conditions = object.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.find(|condition| condition.type_ == "Ready").is_none_or(|condition| condition.status == "True")
 }
 
 fn is_tainted(object: &Node) -> bool {

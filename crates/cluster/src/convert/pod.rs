@@ -3,7 +3,7 @@
 use super::name::{is_label, is_subdomain};
 use super::{Convert, Converted, Report, Unserved, address, entry};
 use beeline_model::Address;
-use beeline_model::fact::{self, Container, PodName};
+use beeline_model::fact::{self, Container, ContainerPort, PodName};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 
 /// `"off"`: the pod's processes keep the addresses that they dial.
@@ -38,6 +38,28 @@ impl Convert {
             containers: status.into_iter().flat_map(|status| self.containers(status)).collect(),
             // One that has ended has no process, and never a cgroup again: nobody should look for it.
             untouched: is_untouched(object, report) && !status.is_some_and(has_ended),
+            labels: self.labels(&object.metadata),
+            ready: is_ready(object),
+            ports: self.ports(object).into(),
+        })
+    }
+
+    fn ports(&mut self, object: &Pod) -> Vec<ContainerPort> {
+        let Some(spec) = &object.spec else { return Vec::new() };
+        let host = spec.host_network == Some(true);
+        let beside = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
+        let all = spec.containers.iter().chain(beside).flat_map(|container| container.ports.iter().flatten());
+        all.filter_map(|port| self.port(port, host)).collect()
+    }
+
+    fn port(&mut self, port: &k8s_openapi::api::core::v1::ContainerPort, host: bool) -> Option<ContainerPort> {
+        let number = u16::try_from(port.container_port).ok()?;
+        let host_port = port.host_port.and_then(|port| u16::try_from(port).ok()).unwrap_or(0);
+        Some(ContainerPort {
+            name: self.names.word(port.name.as_deref().unwrap_or_default()),
+            protocol: port.protocol.as_deref().unwrap_or("TCP").parse().ok()?,
+            port: number,
+            host_port: if host { number } else { host_port },
         })
     }
 
@@ -52,6 +74,14 @@ impl Convert {
 fn id_of(status: &ContainerStatus) -> Option<&str> {
     let id = status.container_id.as_deref()?;
     Some(id.split_once("://").map_or(id, |(_, id)| id)).filter(|id| !id.is_empty())
+}
+
+/// A pod that is being deleted may say that it is ready for a while.
+fn is_ready(object: &Pod) -> bool {
+    let Some(status) = &object.status else { return false };
+    let mut conditions = status.conditions.iter().flatten();
+    let says_so = conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    says_so && object.metadata.deletion_timestamp.is_none() && !has_ended(status)
 }
 
 fn has_ended(status: &PodStatus) -> bool {

@@ -3,7 +3,7 @@
 use super::name::{is_label, is_subdomain};
 use super::{Convert, Converted, HEADLESS, Report, SERVICE_NAME, Unserved, address, label, port};
 use beeline_model::fact::{self, Hints, SliceName, SlicePort};
-use beeline_model::{Family, Name, ServiceName};
+use beeline_model::{Family, Name, OwnerName};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice};
 use std::collections::HashSet;
 
@@ -46,7 +46,7 @@ impl Convert {
         valid.then(|| SliceName { cluster, namespace: self.names.word(namespace), name: name.into() })
     }
 
-    fn owner(&mut self, object: &EndpointSlice, report: &mut Report) -> Result<ServiceName, Unserved> {
+    fn owner(&mut self, object: &EndpointSlice, report: &mut Report) -> Result<OwnerName, Unserved> {
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         match label(&object.metadata, SERVICE_NAME) {
             None | Some("") => Err(report.stop("noService", format!("it has no label {SERVICE_NAME}"))),

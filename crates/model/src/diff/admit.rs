@@ -2,7 +2,7 @@
 //! a service would take the room of another and serve nobody.
 
 use super::Work;
-use crate::name::ServiceName;
+use crate::name::OwnerName;
 use crate::op::{MapError, Maps};
 use crate::planner::Delta;
 use crate::row::FrontendKey;
@@ -18,7 +18,7 @@ impl<M: Maps> Work<'_, M> {
         if delta.frontends.len() <= room {
             return;
         }
-        let mut wanted: BTreeMap<&ServiceName, usize> = BTreeMap::new();
+        let mut wanted: BTreeMap<&OwnerName, usize> = BTreeMap::new();
         let claimed = delta.frontends.iter().filter_map(|(key, claim)| Some((key, claim.as_ref()?)));
         for (_, claim) in claimed.filter(|(key, _)| self.is_new(key)) {
             *wanted.entry(&claim.service).or_default() += 1;
@@ -36,7 +36,7 @@ impl<M: Maps> Work<'_, M> {
     }
 
     /// What a service has already stays and follows its endpoints, also when there is no room for more.
-    pub(super) fn check_room(&self, key: &FrontendKey, service: &ServiceName) -> Result<(), MapError> {
+    pub(super) fn check_room(&self, key: &FrontendKey, service: &OwnerName) -> Result<(), MapError> {
         if self.crowded_out.contains(service) && self.is_new(key) { Err(FULL) } else { Ok(()) }
     }
 }

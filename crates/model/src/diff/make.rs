@@ -4,7 +4,7 @@
 
 use super::Work;
 use crate::address::Family;
-use crate::name::{Audience, Name, PortName, ServiceName, SetRole};
+use crate::name::{Audience, Name, OwnerName, PortName, SetRole};
 use crate::op::{MapError, Maps, Op};
 use crate::plan::{BackendPlan, ServicePlan, SetPlan};
 use crate::row::*;
@@ -17,7 +17,7 @@ const IN_PLACE: usize = 16;
 
 impl<M: Maps> Work<'_, M> {
     /// Out of ids: those in quarantine may be enough.
-    pub(super) fn make(&mut self, name: &ServiceName, plan: &ServicePlan) {
+    pub(super) fn make(&mut self, name: &OwnerName, plan: &ServicePlan) {
         let mut result = self.make_service(name, plan);
         if matches!(result, Err(MapError::Full(_))) && self.tables.quarantined() > 0 {
             result = self.tables.recycle(self.maps).and_then(|_| self.make_service(name, plan));
@@ -27,7 +27,7 @@ impl<M: Maps> Work<'_, M> {
         }
     }
 
-    fn make_service(&mut self, name: &ServiceName, plan: &ServicePlan) -> Result<(), MapError> {
+    fn make_service(&mut self, name: &OwnerName, plan: &ServicePlan) -> Result<(), MapError> {
         self.make_sources(plan)?;
         for set in &plan.sets {
             self.make_set(name, set)?;
@@ -109,7 +109,7 @@ impl<M: Maps> Work<'_, M> {
         Ok(id)
     }
 
-    fn make_set(&mut self, service: &ServiceName, plan: &SetPlan) -> Result<(), MapError> {
+    fn make_set(&mut self, service: &OwnerName, plan: &SetPlan) -> Result<(), MapError> {
         let owner = self.owner(&plan.name.owner)?;
         self.tables.touched.owners.insert(owner);
         let mut wanted = Vec::with_capacity(plan.backends.len());
@@ -123,7 +123,7 @@ impl<M: Maps> Work<'_, M> {
 
     fn fill_set(
         &mut self,
-        service: &ServiceName,
+        service: &OwnerName,
         plan: &SetPlan,
         owner: OwnerId,
         wanted: &mut Vec<BackendId>,
@@ -197,7 +197,7 @@ impl<M: Maps> Work<'_, M> {
 
     fn change_set(
         &mut self,
-        service: &ServiceName,
+        service: &OwnerName,
         id: SetId,
         wanted: &[BackendId],
         header: Header,

@@ -5,7 +5,7 @@ use super::Work;
 use crate::address::{Address, Family};
 use crate::claim::Claim;
 use crate::hash::HashSet;
-use crate::name::{Audience, ServiceName};
+use crate::name::{Audience, OwnerName};
 use crate::op::{MapError, Maps, Op};
 use crate::planner::Delta;
 use crate::range;
@@ -52,7 +52,7 @@ impl<M: Maps> Work<'_, M> {
         error.cloned().map_or_else(|| self.check_room(key, &claim.service), Err)
     }
 
-    fn fail_frontend(&mut self, key: &FrontendKey, service: &ServiceName, error: MapError) {
+    fn fail_frontend(&mut self, key: &FrontendKey, service: &OwnerName, error: MapError) {
         self.tables.held.miss(*key, service);
         self.fail(service, error);
     }
@@ -78,8 +78,8 @@ impl<M: Maps> Work<'_, M> {
     }
 
     /// Writes as many as it can; a failed one fails its service and no other.
-    fn write_many(&mut self, writes: Vec<(&ServiceName, Op)>) {
-        let (names, ops): (Vec<&ServiceName>, Vec<Op>) = writes.into_iter().unzip();
+    fn write_many(&mut self, writes: Vec<(&OwnerName, Op)>) {
+        let (names, ops): (Vec<&OwnerName>, Vec<Op>) = writes.into_iter().unzip();
         let mut at = 0;
         while at < ops.len() {
             let (written, error) = self.maps.write_all(&ops[at..]);
@@ -125,7 +125,7 @@ impl<M: Maps> Work<'_, M> {
     /// A NodePort row speaks for every address in the node table, so while a service is half changed, nodes stay as they
     /// are. A full table is no reason to wait: it stays full.
     fn hold_nodes(&mut self, delta: &Delta) {
-        let passing = |(name, error): (&ServiceName, &MapError)| match error {
+        let passing = |(name, error): (&OwnerName, &MapError)| match error {
             MapError::Failed(why) => Some(MapError::Failed(format!("nodes wait for Service {name}: {why}"))),
             MapError::Full(_) => None,
         };
@@ -197,7 +197,7 @@ impl<M: Maps> Work<'_, M> {
     }
 
     /// Without this row a dial would fall through to one that should be gone or is not yet there, or to none.
-    fn is_held(&self, key: &FrontendKey, row: &FrontendRow, service: Option<&ServiceName>) -> bool {
+    fn is_held(&self, key: &FrontendKey, row: &FrontendRow, service: Option<&OwnerName>) -> bool {
         let held = &self.tables.held;
         let unsettled = |below: &FrontendKey| self.tables.touched.frontends.contains(below) || held.is_waiting(below);
         service.is_some_and(|service| held.services.contains_key(service))

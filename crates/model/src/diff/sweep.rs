@@ -3,7 +3,7 @@
 
 use super::Work;
 use crate::hash::{HashMap, HashSet};
-use crate::name::{PortName, ServiceName};
+use crate::name::{OwnerName, PortName};
 use crate::op::{MapError, Maps, Op};
 use crate::planner::Delta;
 use crate::row::*;
@@ -15,7 +15,7 @@ const FEW: usize = 4;
 
 /// Who may dial, as the delta says.
 struct Sources<'d> {
-    planned: HashSet<&'d ServiceName>,
+    planned: HashSet<&'d OwnerName>,
     wanted: HashSet<(&'d PortName, IpNet)>,
 }
 

@@ -5,7 +5,7 @@ use beeline_model::fact::*;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::resolve::Dial;
 use beeline_model::rules::*;
-use beeline_model::{Address, Family, Name, Protocol, ServiceName};
+use beeline_model::{Address, Family, Name, OwnerName, Protocol};
 use fastrand::Rng;
 use ipnet::IpNet;
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ pub fn address(text: &str) -> Address {
 /// What is true now.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    pub services: BTreeMap<ServiceName, Service>,
+    pub services: BTreeMap<OwnerName, Service>,
     pub slices: BTreeMap<SliceName, Slice>,
     pub nodes: BTreeMap<Name, Node>,
 }
@@ -63,7 +63,7 @@ impl Facts {
             Fact::SliceGone(name) => drop(self.slices.remove(&name)),
             Fact::Node(n) => drop(self.nodes.insert(n.name.clone(), n)),
             Fact::NodeGone { name, .. } => drop(self.nodes.remove(&name)),
-            Fact::Pod(_) | Fact::PodGone(_) => {}
+            other => unreachable!("this world makes none: {other:?}"),
         }
     }
 
@@ -130,9 +130,9 @@ impl World {
         (0..self.rng.usize(..=most)).map(|_| address(self.pick(all))).collect()
     }
 
-    fn service_name(&mut self) -> ServiceName {
+    fn service_name(&mut self) -> OwnerName {
         let (namespace, name) = self.pick(&SERVICES);
-        ServiceName::local(namespace, name)
+        OwnerName::local(namespace, name)
     }
 
     fn slice_name(&mut self) -> SliceName {
@@ -297,7 +297,7 @@ impl World {
         }
         self.rng.shuffle(&mut addresses);
         let zone = (!self.one_in(3)).then(|| self.pick(&ZONES).into());
-        Node { cluster: LOCAL_CLUSTER.into(), name: NODES[at].into(), addresses, zone, eligible: true }
+        Node { addresses, zone, ..Node::named(LOCAL_CLUSTER, NODES[at]) }
     }
 }
 
