@@ -33,8 +33,13 @@ fn agent_role() -> Value {
         "kind": "ClusterRole",
         "metadata": {"name": "beeline-agent"},
         "rules": [
-            {"apiGroups": [""], "resources": ["services", "nodes", "pods"], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": [""], "resources": ["services", "nodes", "pods", "namespaces"], "verbs": ["get", "list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]},
+            {
+                "apiGroups": ["beeline.dev"],
+                "resources": ["localredirectpolicies", "balancingpolicies"],
+                "verbs": ["get", "list", "watch"],
+            },
             {"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]},
             {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
         ],

@@ -18,7 +18,7 @@ use crate::{
 /// What runs on the nodes and in the control plane, with the machine's libraries.
 const NODE: [&str; 5] = ["busybox-static", "containerd", "containernetworking-plugins", "etcd-server", "runc"];
 /// What a container may call: upstream's tests want a good deal, our own agent its libraries.
-const IMAGE: [&str; 31] = [
+const IMAGE: [&str; 32] = [
     "bash",
     "bind9-dnsutils",
     "ca-certificates",
@@ -47,6 +47,7 @@ const IMAGE: [&str; 31] = [
     "socat",
     "tar",
     "tcpdump",
+    "unbound",
     "util-linux",
     "wget",
     "zlib1g",
@@ -60,9 +61,13 @@ pub fn unpack_for_nodes(cache: &Cache) -> Result<()> {
     })
 }
 
+/// What the images are made of, for whoever must make them again when it changes.
+pub fn of_images() -> String {
+    IMAGE.join(" ")
+}
+
 /// All that the packages need comes along, as if nothing were installed yet.
-pub fn unpack_for_images(cache: &Cache) -> Result<bool> {
-    let before = cache.path("base").exists();
+pub fn unpack_for_images(cache: &Cache) -> Result<()> {
     once(cache, "base", &IMAGE, |debs| {
         fs::create_dir_all(debs.join("partial"))?;
         fs::write(debs.join("status"), "")?;
@@ -73,8 +78,7 @@ pub fn unpack_for_images(cache: &Cache) -> Result<bool> {
         apt.args(["--no-install-recommends", "--download-only", "install"]).args(IMAGE);
         call::run(&mut apt)?;
         Ok(())
-    })?;
-    Ok(before)
+    })
 }
 
 fn once(cache: &Cache, name: &str, packages: &[&str], download: impl FnOnce(&Path) -> Result<()>) -> Result<()> {

@@ -27,9 +27,9 @@ const TEST_IMAGES: &str = "registry.k8s.io/e2e-test-images";
 const EDITION: &str = "1";
 
 pub fn build(cache: &Cache) -> Result<()> {
-    let stamp = Stamp::new(cache, "store", &format!("{EDITION} {}", KUBERNETES.version()))?;
-    let based = package::unpack_for_images(cache)?;
-    if based && stamp.holds() && cache.store().exists() {
+    let stamp = Stamp::new(cache, "store", &format!("{EDITION} {} {}", KUBERNETES.version(), package::of_images()))?;
+    package::unpack_for_images(cache)?;
+    if stamp.holds() && cache.store().exists() {
         say("images: there");
         return Ok(());
     }

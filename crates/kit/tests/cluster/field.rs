@@ -109,6 +109,20 @@ impl Field {
         self.cluster.apply(&list).unwrap();
     }
 
+    /// Makes the cluster know policies. Fine if it does.
+    pub fn define_policies(&self) {
+        let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/crds");
+        self.kubectl(&["apply", "--server-side", "-f", crds]);
+        self.kubectl(&[
+            "wait",
+            "--for=condition=Established",
+            "--timeout=60s",
+            "crd",
+            "-l",
+            "app.kubernetes.io/name=beeline",
+        ]);
+    }
+
     pub fn wait_ready(&self, pods: &[&str]) {
         let names: Vec<String> = pods.iter().map(|pod| format!("pod/{pod}")).collect();
         let words: Vec<&str> = ["wait", "--for=condition=Ready", "--timeout=90s"]

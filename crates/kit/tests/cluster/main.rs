@@ -2,6 +2,7 @@
 //! (`make test-cluster` starts and ends it); every test has a namespace of its own.
 
 mod deploy;
+mod dns;
 mod fault;
 mod field;
 mod follow;
