@@ -65,6 +65,8 @@ fn api_server(cache: &Cache) -> Vec<String> {
             ("service-cluster-ip-range", SERVICES.join(",")),
             ("allow-privileged", "true".into()),
             ("authorization-mode", "Node,RBAC".into()),
+            // It stands outside the nodes, where nobody resolves services: webhooks are called at their pods.
+            ("enable-aggregator-routing", "true".into()),
             ("enable-admission-plugins", "NodeRestriction".into()),
             ("client-ca-file", pki("ca.crt")),
             ("tls-cert-file", pki("apiserver.crt")),

@@ -10,4 +10,5 @@ mod identity;
 mod kind;
 mod policy;
 mod rollout;
+mod steer;
 mod storm;
