@@ -75,11 +75,11 @@ impl Wish {
         let seconds = Duration::from_secs;
         if self.quick {
             let changes = Budget { at_least: 2, at_most: 10, time: seconds(5) };
-            let traffic = Amount { connects: 300, stretches: 3, stretch: Duration::from_millis(200) };
+            let traffic = Amount { connects: 300, stretches: 6, stretch: Duration::from_millis(100) };
             return Extent { changes, traffic };
         }
         let changes = Budget { at_least: 2, at_most: NEW_SERVICES, time: seconds(40) };
-        let traffic = Amount { connects: 3_000, stretches: 12, stretch: Duration::from_millis(500) };
+        let traffic = Amount { connects: 3_000, stretches: 60, stretch: Duration::from_millis(100) };
         Extent { changes, traffic }
     }
 }
