@@ -12,7 +12,7 @@ export PATH := $(BEELINE_CACHE)/bin:$(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
 FUZZ_TARGET ?= convert
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-candidates fuzz \
+.PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-cluster bench-candidates fuzz \
 	test-kernels test-chart test-rights release-arm64 cluster cluster-down test-cluster conformance clean
 
 help: ## this list
@@ -69,6 +69,13 @@ bench: ## socket path against direct, nftables and iptables; table, plot, target
 	@scripts/setup.sh build test
 	$(MAKE) release
 	target/release/beeline-bench socket
+
+# BENCH are options of `beeline-bench cluster`, such as --quick (two minutes instead of an hour) or --sizes 1000.
+bench-cluster: ## a node on a real API server, against kube-proxy in both modes; table, plot, target/bench/cluster.json
+	@scripts/setup.sh build test cluster
+	$(MAKE) release
+	target/release/kit build
+	target/release/beeline-bench cluster $(BENCH)
 
 bench-candidates: ## the table layouts and socket records that were compared
 	@scripts/setup.sh build test

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use beeline_datapath::program::cleanup;
 use rustix::thread::{CpuSet, LinkNameSpaceType};
 
 /// A cgroup2 directory below the root of the hierarchy. This process lives in it until it is dropped, so that its threads
@@ -78,6 +79,15 @@ pub fn left_by_the_dead(directory: &Path, name: &str) -> Result<Vec<PathBuf>> {
         }
     }
     Ok(left)
+}
+
+/// A folder for the pins of this process; what processes that were killed have left goes.
+pub fn pins(name: &str) -> Result<PathBuf> {
+    let (all, name) = (Path::new("/sys/fs/bpf"), format!("beeline-bench-{name}"));
+    for left in left_by_the_dead(all, &name)? {
+        cleanup(&left)?;
+    }
+    Ok(all.join(format!("{name}-{}", std::process::id())))
 }
 
 /// Where one or more threads live; programs are attached to its descriptor.
@@ -149,12 +159,26 @@ impl Netns {
         ip(&arguments)
     }
 
+    /// By which others enter it.
+    pub fn file(&self) -> PathBuf {
+        Path::new(NAMESPACES).join(&self.name)
+    }
+
     /// Moves the calling thread.
     pub fn enter(&self) -> Result<()> {
-        let file = File::open(Path::new(NAMESPACES).join(&self.name))?;
-        rustix::thread::move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
-        Ok(())
+        enter(&File::open(self.file())?)
     }
+
+    /// Runs `work` inside, in a thread of its own.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let inside = || self.enter().and_then(|()| work());
+        thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+/// Moves the calling thread into this network namespace.
+pub fn enter(namespace: &File) -> Result<()> {
+    Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
 impl Drop for Netns {

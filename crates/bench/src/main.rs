@@ -1,6 +1,7 @@
 //! `beeline-bench`: measures what the design rests on. Prints a table, writes `target/bench/<name>.json` and a plot.
 
 mod candidates;
+mod cluster;
 mod ground;
 mod mapping;
 mod plot;
@@ -33,6 +34,8 @@ enum Bench {
         #[arg(long, value_enum)]
         only: Option<socket::Part>,
     },
+    /// A node against a real API server: Beeline and kube-proxy in both modes, in turn; needs `kit build`
+    Cluster(cluster::Wish),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -40,5 +43,6 @@ fn main() -> anyhow::Result<()> {
     match args.bench {
         Bench::Candidates => candidates::run(&args.out),
         Bench::Socket { only } => socket::run(&args.out, only),
+        Bench::Cluster(wish) => cluster::run(&args.out, &wish),
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow};
 use plotters::{
-    coord::{Shift, ranged1d::ValueFormatter},
+    coord::{Shift, ranged1d::ValueFormatter, types::RangedCoordf64},
     prelude::*,
 };
 
@@ -31,24 +31,71 @@ fn highest(series: &[Series]) -> f64 {
     series.iter().flat_map(|series| &series.values).copied().fold(1.0, f64::max) * 1.08
 }
 
+/// How values are laid out on the upright axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    Even,
+    /// By powers of ten, not below [`LOWEST`]; what is less stands there.
+    Powers,
+}
+
+const LOWEST: f64 = 0.01;
+
 /// One group of bars per name in `groups`, one bar per series in each.
-pub fn bars(area: &Area<'_>, title: &str, unit: &str, groups: &[&str], series: &[Series]) -> Result<()> {
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, TITLE)
-        .margin(12)
-        .x_label_area_size(34)
-        .y_label_area_size(64)
-        .build_cartesian_2d(0.0..groups.len() as f64, 0.0..highest(series))
-        .map_err(failed)?;
+pub fn bars(area: &Area<'_>, title: &str, unit: &str, groups: &[&str], series: &[Series], scale: Scale) -> Result<()> {
+    let across = 0.0..groups.len() as f64;
+    let mut builder = ChartBuilder::on(area);
+    builder.caption(title, TITLE).margin(12).x_label_area_size(34).y_label_area_size(64);
+    // Labels stand at whole numbers; an offset moves them below the middle of their group.
+    let offset = (area.dim_in_pixel().0 as i32 - 88) / (groups.len() as i32 * 2);
+    match scale {
+        Scale::Even => {
+            // Some room for the legend.
+            let chart = builder.build_cartesian_2d(across, 0.0..highest(series) * 1.3).map_err(failed)?;
+            draw_bars(chart, unit, groups, series, 0.0, offset)
+        }
+        Scale::Powers => {
+            let floor = power_below(series);
+            let upright = (floor..highest(series) * 10.0).log_scale();
+            let chart = builder.build_cartesian_2d(across, upright).map_err(failed)?;
+            draw_bars(chart, unit, groups, series, floor, offset)
+        }
+    }
+}
+
+/// The power of ten below all values, where bars begin; nothing has no bar.
+fn power_below(series: &[Series]) -> f64 {
+    let values = series.iter().flat_map(|series| &series.values).copied().filter(|value| *value > 0.0);
+    let least = values.fold(f64::INFINITY, f64::min);
+    if least.is_finite() { 10f64.powf((least * 0.99).log10().floor()).max(LOWEST) } else { LOWEST }
+}
+
+/// Of a logarithmic axis' labels those that have room: 1, 2, 5, 10, 20 and so on.
+fn sparse(value: f64) -> String {
+    let first = value / 10f64.powf((value * 1.0001).log10().floor());
+    if [1.0, 2.0, 5.0].iter().any(|kept| (first - kept).abs() < 0.01) { value.to_string() } else { String::new() }
+}
+
+fn draw_bars<'a, Y>(
+    mut chart: ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, Y>>,
+    unit: &str,
+    groups: &[&str],
+    series: &[Series],
+    floor: f64,
+    offset: i32,
+) -> Result<()>
+where
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
     let name = |position: &f64| groups.get(*position as usize).unwrap_or(&"").to_string();
     chart
         .configure_mesh()
         .disable_x_mesh()
         .light_line_style(TRANSPARENT)
-        // Labels stand at whole numbers; an offset moves them below the middle of their group.
         .x_labels(groups.len() + 1)
         .x_label_formatter(&name)
-        .x_label_offset(area.dim_in_pixel().0 as i32 / (groups.len() as i32 * 2 + 2))
+        .y_label_formatter(&|y| if floor > 0.0 { sparse(*y) } else { y.to_string() })
+        .x_label_offset(offset)
         .y_desc(unit)
         .label_style(FONT)
         .draw()
@@ -57,7 +104,8 @@ pub fn bars(area: &Area<'_>, title: &str, unit: &str, groups: &[&str], series: &
     for (index, one) in series.iter().enumerate() {
         let left = |group: usize| group as f64 + 0.1 + index as f64 * width;
         let bar = |(group, value): (usize, &f64)| {
-            Rectangle::new([(left(group), 0.0), (left(group) + width * 0.9, value.max(0.0))], colour(index).filled())
+            let right = left(group) + width * 0.9;
+            Rectangle::new([(left(group), floor), (right, value.max(floor))], colour(index).filled())
         };
         chart
             .draw_series(one.values.iter().enumerate().map(bar))
@@ -67,16 +115,6 @@ pub fn bars(area: &Area<'_>, title: &str, unit: &str, groups: &[&str], series: &
     }
     legend(&mut chart, SeriesLabelPosition::UpperRight)
 }
-
-/// How values are laid out on the upright axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scale {
-    Even,
-    /// By powers of ten, from [`LOWEST`]; what is less stands there.
-    Powers,
-}
-
-const LOWEST: f64 = 0.01;
 
 /// One line per series over `at`, which grows by powers of ten.
 pub fn lines(area: &Area<'_>, title: &str, unit: &str, at: &[u32], series: &[Series], scale: Scale) -> Result<()> {

@@ -17,13 +17,20 @@ pub struct Row {
     pub unit: &'static str,
     pub bar: Option<f64>,
     pub holds: Option<bool>,
+    /// How many samples it stands on, where that was counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n: Option<usize>,
 }
 
 impl Row {
     pub fn new(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
         // What is beyond these digits is noise.
         let value = (value * 1000.0).round() / 1000.0;
-        Self { name: name.into(), value, unit, bar: None, holds: None }
+        Self { name: name.into(), value, unit, bar: None, holds: None, n: None }
+    }
+
+    pub fn samples(self, n: usize) -> Self {
+        Self { n: Some(n), ..self }
     }
 
     /// Promises that the value does not exceed `bar`.

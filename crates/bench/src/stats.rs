@@ -11,6 +11,14 @@ impl Samples {
         self.0.push(nanoseconds);
     }
 
+    pub fn extend(&mut self, other: &Samples) {
+        self.0.extend_from_slice(&other.0);
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The sample that `share` (0 to 1) of all samples do not exceed; 0 if nothing was measured.
     pub fn percentile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();

@@ -119,7 +119,7 @@ pub fn plot(file: &Path, records: &[record::Figures], resolves: &[Vec<tables::Fi
         added.push(over_none(format!("{} connect()", protocol.name()), &records[NONE..], connect));
         added.push(over_none(format!("{} socket() to close()", protocol.name()), &records[NONE..], whole));
     }
-    plot::bars(&above, "What a per-socket record adds to a dial (p50)", "ns", &groups, &added)?;
+    plot::bars(&above, "What a per-socket record adds to a dial (p50)", "ns", &groups, &added, Scale::Even)?;
     let lines: Vec<_> = CANDIDATES
         .iter()
         .enumerate()

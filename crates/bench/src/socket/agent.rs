@@ -17,12 +17,11 @@ use rustix::{
 };
 
 use super::{
-    beeline::pins,
     manifest,
     world::{NODE, SERVICE_PORT, service_address},
 };
 use crate::{
-    ground::{Cgroup, Netns},
+    ground::{Cgroup, Netns, pins},
     stats::Samples,
 };
 

@@ -18,7 +18,7 @@ use beeline_model::{
 };
 
 use super::world::NODE;
-use crate::{ground::left_by_the_dead, mapping::memory};
+use crate::{ground::pins, mapping::memory};
 
 pub struct Beeline {
     pub program: Option<Program>,
@@ -83,15 +83,6 @@ impl Drop for Beeline {
             eprintln!("{error}");
         }
     }
-}
-
-/// A folder for the pins of this process; what processes that were killed have left goes.
-pub fn pins(name: &str) -> Result<PathBuf> {
-    let (all, name) = (Path::new("/sys/fs/bpf"), format!("beeline-bench-{name}"));
-    for left in left_by_the_dead(all, &name)? {
-        cleanup(&left)?;
-    }
-    Ok(all.join(format!("{name}-{}", std::process::id())))
 }
 
 fn sizes(services: u32) -> Sizes {
