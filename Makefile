@@ -30,25 +30,27 @@ demo: ## the main job on an embedded example: backends, agent, dials, one table;
 	cargo build --workspace
 	target/debug/demo
 
-test-quick: ## the pure crates and the golden cases; BLESS=1 rewrites the cases (the kernel run of the cases needs root)
-	@scripts/setup.sh build
-	cargo test -p beeline-model -p beeline-cluster
-	cargo test -p beeline --test cases
-
-test: ## all tests, on the real kernel
+test-quick: ## every test that needs no cluster, on the real kernel; root, a few minutes once built
 	@scripts/setup.sh build test
 	$(MAKE) other-layout
 	cargo build --workspace
-	@scripts/cargo-test.sh
+	@scripts/cargo-test.sh host
 
-test-all: ## test, check, release builds, cluster, conformance, other kernels, fuzzing, bench: the long way round
+# Cargo's compiling and tests first, Go's compiling (10 minutes, the first time) after them: neither needs the other, and
+# two cores are busy with one. A failure of the first does not keep the rest from running.
+test: ## all tests: on the real kernel, then in a real Kubernetes of three nodes; builds Kubernetes the first time
+	@scripts/setup.sh build test cluster
+	$(MAKE) other-layout
+	cargo build --workspace
+	@scripts/cargo-test.sh host server cluster
+
+test-all: ## test, check, release builds, conformance, other kernels, fuzzing, bench: the long way round
 	BEELINE_LONG=1 $(MAKE) test
 	$(MAKE) check
 	$(MAKE) release
 	$(MAKE) release-arm64
 	$(MAKE) test-chart
 	$(MAKE) test-rights
-	$(MAKE) test-cluster
 	$(MAKE) conformance
 	$(MAKE) test-kernels
 	$(MAKE) fuzz
@@ -95,16 +97,11 @@ cluster: ## a real Kubernetes of three nodes on this machine, with Beeline on ea
 	target/debug/kit build
 	target/debug/kit up $(CLUSTER)
 
-# Ends the cluster also after a failure; its logs stay in the cache.
-test-cluster: ## Beeline in a real Kubernetes: pods on three nodes, rollouts, faults; builds Kubernetes the first time
+test-cluster: ## the part of test that needs Kubernetes: the API server's tests, and pods on three nodes, rollouts, faults
 	@scripts/setup.sh build cluster
+	$(MAKE) other-layout
 	cargo build --workspace
-	target/debug/kit build --helm
-	target/debug/kit down
-	cargo test --workspace --test api_server -- --test-threads=1
-	target/debug/kit up
-	status=0; cargo test --workspace --test cluster -- --nocapture --test-threads=1 || status=$$?; \
-		target/debug/kit down; exit $$status
+	@scripts/cargo-test.sh server cluster
 
 # PROXY=nftables runs the same specs with upstream's kube-proxy instead of Beeline, for comparison.
 conformance: ## upstream's own Services specs against the cluster, with Beeline and no kube-proxy; builds them the first time

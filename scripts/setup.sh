@@ -37,7 +37,7 @@ test_packages=(bind9-dnsutils bpftool curl iptables nftables procps python3 unbo
 check_packages=(clang-format-19)
 kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-x86 xz-utils)
 fuzz_packages=(g++)
-cluster_packages=(conntrack ethtool gcc iptables libc6-dev libseccomp2 nftables procps python3-pip socat)
+cluster_packages=(conntrack curl ethtool gcc iptables libc6-dev libseccomp2 nftables openssl procps python3-pip socat)
 cross_packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross dpkg)
 
 missing_packages() {
