@@ -7,6 +7,7 @@ mod field;
 mod follow;
 mod identity;
 mod kind;
+mod plugin;
 mod policy;
 mod rollout;
 mod storm;
