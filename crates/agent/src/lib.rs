@@ -11,6 +11,7 @@ mod interface;
 mod metric;
 mod owner;
 mod probe;
+mod refused;
 pub mod run;
 mod self_test;
 mod settings;
