@@ -8,6 +8,7 @@ mod health;
 mod http;
 pub mod identity;
 mod interface;
+mod listen;
 mod metric;
 mod owner;
 mod probe;

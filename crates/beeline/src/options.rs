@@ -100,7 +100,7 @@ pub struct Options {
     /// Metrics listen here, or off [default: 127.0.0.1:10249]
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics_address: Option<String>,
-    /// /healthz and /livez listen here, or off [default: 0.0.0.0:10256]
+    /// /healthz and /livez listen here, or off; [::] is both families [default: [::]:10256]
     #[arg(long, value_name = "ADDR:PORT")]
     pub health_address: Option<String>,
     /// A kube-proxy runs here too: health on 10356, metrics on 10349
@@ -262,9 +262,9 @@ impl Options {
     pub fn settings(&self) -> anyhow::Result<Settings> {
         // Other defaults, no more: an address that was given holds, so that metrics can be asked for from elsewhere.
         let (metrics, health) = if self.beside_kube_proxy {
-            ("127.0.0.1:10349", "0.0.0.0:10356")
+            ("127.0.0.1:10349", "[::]:10356")
         } else {
-            ("127.0.0.1:10249", "0.0.0.0:10256")
+            ("127.0.0.1:10249", "[::]:10256")
         };
         let default_root = || cgroup::root().context("--cgroup was not given");
         Ok(Settings {

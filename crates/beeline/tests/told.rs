@@ -1,16 +1,19 @@
-//! What an agent tells of itself: what the plan refuses, and dials that no service port counts.
+//! What an agent tells of itself: what the plan refuses, dials that no service port counts, and its health, in both
+//! families.
 
 mod stage;
 
 use beeline_lab::{Dial, Kind};
 use stage::{PATIENCE, Stage, Target, wait_until};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
 const CONFLICT: &str = "beeline_refused_objects{reason=\"addressConflict\"}";
 
 /// By its name `a` goes before `b`, at both of its ports.
 #[test]
 fn a_conflict_is_said_once_when_it_comes_and_once_when_it_goes() {
+    let _alone = stage::alone();
     let mut stage = Stage::new();
     for target in [Target::new("a", 1), Target::new("b", 2)] {
         stage.folder.put(&format!("{}.yaml", target.name), target.service("  externalIPs: [192.0.2.7]\n"));
@@ -33,6 +36,7 @@ fn a_conflict_is_said_once_when_it_comes_and_once_when_it_goes() {
 
 #[test]
 fn a_dial_to_a_port_that_the_cluster_ip_does_not_have_is_counted() {
+    let _alone = stage::alone();
     let mut stage = Stage::new();
     stage.folder.put("a.yaml", Target::new("a", 1).service(""));
     stage.start(&[]);
@@ -45,4 +49,36 @@ fn a_dial_to_a_port_that_the_cluster_ip_does_not_have_is_counted() {
     assert_eq!(stage.status()["counts"]["dialsNoPort"], 3);
     stage.kill();
     assert_eq!(stage.status()["counts"]["dialsNoPort"], 3, "without an agent");
+}
+
+/// The code of the answer, asked inside the node.
+fn code(stage: &Stage, address: IpAddr, port: u16, path: &str) -> Option<u16> {
+    let ask = || -> std::io::Result<String> {
+        let (mut stream, mut text) = (TcpStream::connect((address, port))?, String::new());
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let answer = stage.lab.node().run_in(ask).unwrap().ok()?;
+    answer.split(' ').nth(1)?.parse().ok()
+}
+
+#[test]
+fn health_and_load_balancer_probes_answer_in_both_families() {
+    let _alone = stage::alone();
+    let mut stage = Stage::new();
+    let more = "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 32123\n";
+    stage.folder.put("a.yaml", Target::new("a", 1).service(more));
+    stage.start(&[]);
+    let own = [stage.lab.node().v4.into(), stage.lab.node().v6.into()];
+    let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    for address in own.into_iter().chain(loopback) {
+        wait_until("it is healthy", || code(&stage, address, 10256, "/healthz") == Some(200));
+        assert_eq!(code(&stage, address, 10256, "/livez"), Some(200), "{address}");
+        wait_until("no endpoint is here", || code(&stage, address, 32123, "/") == Some(503));
+    }
+    stage.stop();
+    stage.start(&["--health-address", "0.0.0.0:10256"]);
+    wait_until("IPv4 is asked for", || code(&stage, loopback[0], 10256, "/livez") == Some(200));
+    assert_eq!(code(&stage, loopback[1], 10256, "/livez"), None, "and IPv6 is not");
 }
