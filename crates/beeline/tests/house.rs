@@ -68,6 +68,19 @@ fn long_options(command: &str) -> BTreeSet<String> {
     text.lines().filter_map(option).collect()
 }
 
+/// What it does, its default, an example that the command line takes, and when to change it.
+fn section_is_whole(docs: &str, option: &str) {
+    let section = docs.split("\n### ").find(|section| section.starts_with(&format!("`--{option}`\n")));
+    let section = section.unwrap_or_else(|| panic!("docs/options.md has no section of --{option}"));
+    for part in ["\n- Default: ", "\n- Example: `--", "\n- Change it when: "] {
+        assert!(section.contains(part), "--{option} in docs/options.md has no {part:?}");
+    }
+    let example = section.split("\n- Example: `").nth(1).and_then(|rest| rest.split('`').next()).unwrap();
+    assert!(example.contains(&format!("--{option}")), "the example of --{option} is {example}");
+    let output = Command::new(env!("CARGO_BIN_EXE_beeline")).arg("plan").args(example.split(' ')).output().unwrap();
+    assert_ne!(output.status.code(), Some(2), "{example}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn every_option_is_documented() {
     let options = long_options("agent");
@@ -75,7 +88,7 @@ fn every_option_is_documented() {
     let docs = std::fs::read_to_string(root().join("docs/options.md")).unwrap();
     let example = std::fs::read_to_string(root().join("examples/beeline.yaml")).unwrap();
     for option in &options {
-        assert!(docs.contains(&format!("`--{option}`")), "docs/options.md does not name --{option}");
+        section_is_whole(&docs, option);
         let in_file = option == "config" || example.contains(&format!("{option}:"));
         assert!(in_file, "examples/beeline.yaml does not show {option}");
     }
