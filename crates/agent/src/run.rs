@@ -40,7 +40,8 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     let (told, refused) = mpsc::channel(REFUSALS);
     let state = State::open(settings.clone(), probes.clone(), identities.clone(), told)?;
     let listener = socket::bind(&settings.socket)?;
-    let events = state.program.events()?;
+    let dropped = state.dropped_events.clone();
+    let events = state.program.events(dropped.clone())?;
     tracing::info!(
         node = %settings.rules.node_name,
         cgroup = %settings.cgroup.display(),
@@ -62,7 +63,7 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     if settings.probes {
         tasks.spawn(probe::serve(probes, health.clone()));
     }
-    tasks.spawn(socket::serve(listener, owner.clone(), event_lines));
+    tasks.spawn(socket::serve(listener, owner.clone(), event_lines, dropped));
     if let Some(listener) = metrics {
         tasks.spawn(http::serve_metrics(listener, owner.clone()));
     }

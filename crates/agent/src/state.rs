@@ -26,6 +26,7 @@ use beeline_model::{Family, OwnerName, Protocol};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
 
@@ -79,6 +80,8 @@ pub struct State {
     /// Rows that should be gone and are not yet.
     leftover: bool,
     pub self_test: String,
+    /// Events that came out of the ring and were not delivered.
+    pub dropped_events: Arc<AtomicU64>,
     pub changes: Changes,
 }
 
@@ -145,6 +148,7 @@ impl State {
             reap_tries: 0,
             leftover: false,
             self_test: "not run".into(),
+            dropped_events: Arc::default(),
             changes: Changes::default(),
         })
     }

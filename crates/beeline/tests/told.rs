@@ -1,10 +1,10 @@
-//! What an agent tells of itself: what the plan refuses, dials that no service port counts, and its health, in both
-//! families.
+//! What an agent tells of itself: what the plan refuses, dials that no service port counts, its health in both families,
+//! and events that nobody took.
 
 mod stage;
 
-use beeline_lab::{Dial, Kind};
-use stage::{PATIENCE, Stage, Target, wait_until};
+use beeline_lab::{Dial, Kind, StormKind};
+use stage::{PATIENCE, Stage, Target, Toll, wait_until};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
@@ -81,4 +81,25 @@ fn health_and_load_balancer_probes_answer_in_both_families() {
     stage.start(&["--health-address", "0.0.0.0:10256"]);
     wait_until("IPv4 is asked for", || code(&stage, loopback[0], 10256, "/livez") == Some(200));
     assert_eq!(code(&stage, loopback[1], 10256, "/livez"), None, "and IPv6 is not");
+}
+
+/// One that asks for events and never reads them: the agent keeps so many for it, and counts the rest.
+#[test]
+fn events_that_nobody_takes_are_dropped_and_counted() {
+    let _alone = stage::alone();
+    let (mut stage, target) = (Stage::new(), Target::new("a", 1));
+    let pods = stage.serve("a", 10, 1);
+    stage.folder.put("a.yaml", target.manifest(&pods));
+    stage.start(&["--events", "all"]);
+    let mut idle = std::os::unix::net::UnixStream::connect(&stage.place()[3]).unwrap();
+    idle.write_all(b"{\"ask\":\"monitor\"}\n").unwrap();
+    let storms = vec![stage.storm(stage.lab.node(), StormKind::UdpUnconnected, std::slice::from_ref(&target))];
+    // It writes until its socket is full, and falls behind by as much as is kept; then it counts as it is read from.
+    let mut seen = [0; 4096];
+    wait_until("it has fallen behind", || {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let _ = idle.read(&mut seen);
+        stage.metric("beeline_event_dropped_total") > 0
+    });
+    Toll::of(storms).must_be_clean("a monitor that does not read", 1_000);
 }
