@@ -13,7 +13,7 @@ FUZZ_TARGET ?= convert
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-candidates fuzz \
-	test-kernels test-chart test-rights release-arm64 cluster cluster-down test-cluster conformance clean
+	test-kernels test-chart test-rights release-arm64 image cluster cluster-down test-cluster conformance clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,7 @@ test-all: ## test, check, release builds, conformance, other kernels, fuzzing, b
 	$(MAKE) check
 	$(MAKE) release
 	$(MAKE) release-arm64
+	$(MAKE) image
 	$(MAKE) test-chart
 	$(MAKE) test-rights
 	$(MAKE) conformance
@@ -127,6 +128,11 @@ test-rights: ## the agent with exactly the manifest's capabilities, and without 
 
 release-arm64: ## the release binary for arm64, cross-compiled
 	scripts/cross-arm64.sh
+
+image: ## the container image from deploy/Dockerfile by buildah, tried, at target/image/beeline.tar; pulls nothing
+	@scripts/setup.sh build image
+	$(MAKE) release
+	scripts/image.sh
 
 clean: ## remove target/; the cache of tools and kernels stays
 	cargo clean
