@@ -85,8 +85,8 @@ mod tests {
             std::iter::from_fn(|| told.try_recv().ok()).collect::<Vec<_>>()
         };
         let (a, b) = (refusal("a"), refusal("b"));
-        assert_eq!(heard(&mut refused, std::slice::from_ref(&a)), [a.clone()]);
-        assert_eq!(heard(&mut refused, &[a.clone(), b.clone()]), [b.clone()], "only what is new");
+        assert_eq!(heard(&mut refused, std::slice::from_ref(&a)), vec![a.clone()]);
+        assert_eq!(heard(&mut refused, &[a.clone(), b.clone()]), vec![b.clone()], "only what is new");
         assert_eq!(heard(&mut refused, &[a.clone(), b.clone()]), []);
         assert_eq!(heard(&mut refused, std::slice::from_ref(&b)), []);
         assert_eq!(heard(&mut refused, &[a.clone(), b]), [a], "it had gone");
