@@ -13,7 +13,7 @@ FUZZ_TARGET ?= convert
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-cluster bench-candidates fuzz \
-	test-kernels test-chart test-rights release-arm64 cluster cluster-down test-cluster conformance clean
+	test-kernels test-chart test-rights release-arm64 image cluster cluster-down test-cluster conformance clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,25 +30,28 @@ demo: ## the main job on an embedded example: backends, agent, dials, one table;
 	cargo build --workspace
 	target/debug/demo
 
-test-quick: ## the pure crates and the golden cases; BLESS=1 rewrites the cases (the kernel run of the cases needs root)
-	@scripts/setup.sh build
-	cargo test -p beeline-model -p beeline-cluster
-	cargo test -p beeline --test cases
-
-test: ## all tests, on the real kernel
+test-quick: ## every test that needs no cluster, on the real kernel; root, a few minutes once built
 	@scripts/setup.sh build test
 	$(MAKE) other-layout
 	cargo build --workspace
-	@scripts/cargo-test.sh
+	@scripts/cargo-test.sh host
 
-test-all: ## test, check, release builds, cluster, conformance, other kernels, fuzzing, bench: the long way round
+# Cargo's compiling and tests first, Go's compiling (10 minutes, the first time) after them: neither needs the other, and
+# two cores are busy with one. A failure of the first does not keep the rest from running.
+test: ## all tests: on the real kernel, then in a real Kubernetes of three nodes; builds Kubernetes the first time
+	@scripts/setup.sh build test cluster
+	$(MAKE) other-layout
+	cargo build --workspace
+	@scripts/cargo-test.sh host server cluster
+
+test-all: ## test, check, release builds, conformance, other kernels, fuzzing, bench: the long way round
 	BEELINE_LONG=1 $(MAKE) test
 	$(MAKE) check
 	$(MAKE) release
 	$(MAKE) release-arm64
+	$(MAKE) image
 	$(MAKE) test-chart
 	$(MAKE) test-rights
-	$(MAKE) test-cluster
 	$(MAKE) conformance
 	$(MAKE) test-kernels
 	$(MAKE) fuzz
@@ -102,16 +105,11 @@ cluster: ## a real Kubernetes of three nodes on this machine, with Beeline on ea
 	target/debug/kit build
 	target/debug/kit up $(CLUSTER)
 
-# Ends the cluster also after a failure; its logs stay in the cache.
-test-cluster: ## Beeline in a real Kubernetes: pods on three nodes, rollouts, faults; builds Kubernetes the first time
+test-cluster: ## the part of test that needs Kubernetes: the API server's tests, and pods on three nodes, rollouts, faults
 	@scripts/setup.sh build cluster
+	$(MAKE) other-layout
 	cargo build --workspace
-	target/debug/kit build --helm
-	target/debug/kit down
-	cargo test --workspace --test api_server -- --test-threads=1
-	target/debug/kit up
-	status=0; cargo test --workspace --test cluster -- --nocapture --test-threads=1 || status=$$?; \
-		target/debug/kit down; exit $$status
+	@scripts/cargo-test.sh server cluster
 
 # PROXY=nftables runs the same specs with upstream's kube-proxy instead of Beeline, for comparison.
 conformance: ## upstream's own Services specs against the cluster, with Beeline and no kube-proxy; builds them the first time
@@ -137,6 +135,11 @@ test-rights: ## the agent with exactly the manifest's capabilities, and without 
 
 release-arm64: ## the release binary for arm64, cross-compiled
 	scripts/cross-arm64.sh
+
+image: ## the container image from deploy/Dockerfile by buildah, tried, at target/image/beeline.tar; pulls nothing
+	@scripts/setup.sh build image
+	$(MAKE) release
+	scripts/image.sh
 
 clean: ## remove target/; the cache of tools and kernels stays
 	cargo clean

@@ -226,6 +226,7 @@ enum stat {
     STAT_ORPHANED = 6, /* left alone: no agent for longer than --orphan allows */
     STAT_RACED_OUT = 7, /* three picks in a row met a change */
     STAT_OPTED_OUT = 8,
+    STAT_NO_PORT = 9, /* refused: the ClusterIP is known and has no such port */
     STATS = 16,
 };
 

@@ -269,6 +269,8 @@ static __always_inline void account(const struct verdict *v)
     }
     if (v->reason == REASON_SOURCE_UNKNOWN)
         count_stat(STAT_SOURCE_UNKNOWN);
+    if (v->reason == REASON_NO_PORT)
+        count_stat(STAT_NO_PORT);
     if (v->action != ACTION_RESOLVED)
         return;
     n = bpf_map_lookup_elem(&picks, &id);

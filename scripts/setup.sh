@@ -11,6 +11,7 @@
 #   fuzz      cargo-fuzz
 #   cluster   run, and what nodes of a Kubernetes on this machine call (the kit fetches the rest into its cache)
 #   cross     a C compiler for arm64
+#   image     what builds a container image without a daemon
 #
 # Made for Debian 12 with root, git, make and a Rust toolchain. On another system it names the packages that it would
 # have installed and goes on if the programs are there. Cargo tools go to ${BEELINE_CACHE:-~/.cache/beeline}, outside
@@ -37,7 +38,8 @@ test_packages=(bind9-dnsutils bpftool curl iptables nftables procps python3 unbo
 check_packages=(clang-format-19)
 kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-x86 xz-utils)
 fuzz_packages=(g++)
-cluster_packages=(conntrack ethtool gcc iptables libc6-dev libseccomp2 nftables procps python3-pip socat)
+cluster_packages=(conntrack curl ethtool gcc iptables libc6-dev libseccomp2 nftables openssl procps python3-pip socat)
+image_packages=(buildah mmdebstrap)
 cross_packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross dpkg)
 
 missing_packages() {
@@ -248,11 +250,12 @@ profile() {
             packages cluster "${cluster_packages[@]}"
             ;;
         cross) packages cross "${cross_packages[@]}" ;;
-        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross" ;;
+        image) packages image "${image_packages[@]}" ;;
+        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross|image" ;;
     esac
 }
 
-(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross"
+(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross|image"
 for name in "$@"; do
     profile "$name"
 done

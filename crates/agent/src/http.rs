@@ -1,6 +1,7 @@
-//! `/metrics` and `/proxyMode` on loopback, `/healthz` and `/livez` on all addresses, as kube-proxy has them.
+//! `/metrics` and `/proxyMode` on loopback, `/healthz` and `/livez` on all addresses of both families.
 
 use crate::health::{Health, Page};
+use crate::listen::listen;
 use crate::owner::Message;
 use anyhow::Context;
 use axum::extract::State;
@@ -15,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 pub async fn bind(at: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(at).await.with_context(|| {
+    listen(at).await.with_context(|| {
         format!("cannot listen on {at}: if kube-proxy runs here, use --beside-kube-proxy; else choose another {option}")
     })
 }

@@ -128,6 +128,13 @@ fn register_tables(registry: &mut Registry, state: &State) {
     let destroyed: Counter = Counter::default();
     destroyed.inc_by(state.destroyed);
     registry.register("beeline_udp_sockets_destroyed", "Connected UDP sockets whose backend went", destroyed);
+    let dropped: Counter = Counter::default();
+    dropped.inc_by(state.dropped_events.load(std::sync::atomic::Ordering::Relaxed));
+    registry.register(
+        "beeline_event_dropped",
+        "Events that came faster than the agent or a monitor took them",
+        dropped,
+    );
 }
 
 fn register_refusals(registry: &mut Registry, state: &State) {

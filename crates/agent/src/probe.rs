@@ -2,6 +2,7 @@
 //! policy Local, and sends only there. The owner says which ports and how many endpoints; one task keeps the listeners.
 
 use crate::health::Health;
+use crate::listen::listen;
 use axum::extract::State;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -12,10 +13,9 @@ use beeline_model::plan::candidates;
 use beeline_model::planner::Planner;
 use beeline_model::{Family, OwnerName};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::Ipv6Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -111,16 +111,6 @@ async fn answer(State(asked): State<Arc<Asked>>) -> Response {
     (code, headers, Json(body)).into_response()
 }
 
-/// Both families where the host has both.
-async fn bind(port: u16) -> std::io::Result<TcpListener> {
-    match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
-        Err(bad) if bad.kind() != std::io::ErrorKind::AddrInUse => {
-            TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).await
-        }
-        bound => bound,
-    }
-}
-
 pub async fn serve(probes: Arc<Probes>, health: Arc<Health>) -> anyhow::Result<()> {
     let mut listeners = JoinSet::new();
     let mut open: BTreeMap<OwnerName, (u16, AbortHandle)> = BTreeMap::new();
@@ -139,7 +129,7 @@ pub async fn serve(probes: Arc<Probes>, health: Arc<Health>) -> anyhow::Result<(
         let missing = ports.iter().filter(|(name, _)| !open.contains_key(*name)).collect::<Vec<_>>();
         let mut refused = BTreeMap::new();
         for (name, port) in missing {
-            match bind(*port).await {
+            match listen((Ipv6Addr::UNSPECIFIED, *port).into()).await {
                 Ok(listener) => {
                     let asked = Asked { probes: probes.clone(), health: health.clone(), service: name.clone() };
                     let app = Router::new().fallback(get(answer)).with_state(Arc::new(asked));

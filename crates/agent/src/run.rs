@@ -8,7 +8,7 @@ use crate::settings::{Origin, Settings};
 use crate::state::State;
 use crate::{http, interface, socket};
 use anyhow::Context;
-use beeline_cluster::Folder;
+use beeline_cluster::{Echo, Folder};
 use beeline_datapath::event::Events;
 use beeline_datapath::pin::PinDir;
 use beeline_model::event::Event;
@@ -19,6 +19,9 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinSet;
+
+/// Refusals that wait to be told on their objects.
+const REFUSALS: usize = 256;
 
 pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     if let Origin::Server(server) = &settings.origin {
@@ -34,9 +37,11 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     let healthz = bind(settings.health, "--health-address").await?;
     let probes = Arc::new(Probes::default());
     let identities = Arc::new(Identities::new(&settings.cgroup));
-    let state = State::open(settings.clone(), probes.clone(), identities.clone())?;
+    let (told, refused) = mpsc::channel(REFUSALS);
+    let state = State::open(settings.clone(), probes.clone(), identities.clone(), told)?;
     let listener = socket::bind(&settings.socket)?;
-    let events = state.program.events()?;
+    let dropped = state.dropped_events.clone();
+    let events = state.program.events(dropped.clone())?;
     tracing::info!(
         node = %settings.rules.node_name,
         cgroup = %settings.cgroup.display(),
@@ -48,16 +53,17 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     let (event_lines, _) = broadcast::channel(4096);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
     let (programmed, is_programmed) = watch::channel(false);
+    let echo = Echo { programmed: is_programmed, refused };
     let shared = health.clone();
     tasks.spawn_blocking(move || own(state, &inbox, &shared, &programmed).context("the agent's state"));
     let lines = event_lines.clone();
     tasks.spawn_blocking(move || pump(&events, &lines, &identities));
     warn_of_loop(&settings.origin);
-    tasks.spawn(follow(settings.origin.clone(), owner.clone(), health.clone(), is_programmed));
+    tasks.spawn(follow(settings.origin.clone(), owner.clone(), health.clone(), echo));
     if settings.probes {
         tasks.spawn(probe::serve(probes, health.clone()));
     }
-    tasks.spawn(socket::serve(listener, owner.clone(), event_lines));
+    tasks.spawn(socket::serve(listener, owner.clone(), event_lines, dropped));
     if let Some(listener) = metrics {
         tasks.spawn(http::serve_metrics(listener, owner.clone()));
     }
@@ -101,12 +107,7 @@ fn warn_of_loop(origin: &Origin) {
     }
 }
 
-async fn follow(
-    origin: Origin,
-    owner: Sender<Message>,
-    health: Arc<Health>,
-    programmed: watch::Receiver<bool>,
-) -> anyhow::Result<()> {
+async fn follow(origin: Origin, owner: Sender<Message>, health: Arc<Health>, echo: Echo) -> anyhow::Result<()> {
     let (tx, mut rx) = mpsc::channel(16);
     let forward = async {
         while let Some(batch) = rx.recv().await {
@@ -123,7 +124,7 @@ async fn follow(
             forwarded?;
         }
         Origin::Server(server) => {
-            let (watched, forwarded) = tokio::join!(server.watch(tx, programmed), forward);
+            let (watched, forwarded) = tokio::join!(server.watch(tx, echo), forward);
             watched?;
             forwarded?;
         }

@@ -5,6 +5,8 @@ use crate::status::Request;
 use anyhow::Context;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -28,13 +30,14 @@ pub async fn serve(
     listener: UnixListener,
     owner: Sender<Message>,
     events: broadcast::Sender<String>,
+    dropped: Arc<AtomicU64>,
 ) -> anyhow::Result<()> {
     let mut open = tokio::task::JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let (stream, _) = accepted.context("the agent's socket")?;
-                open.spawn(converse(stream, owner.clone(), events.subscribe()));
+                open.spawn(converse(stream, owner.clone(), events.subscribe(), dropped.clone()));
             }
             Some(_) = open.join_next() => {}
         }
@@ -45,12 +48,13 @@ async fn converse(
     stream: UnixStream,
     owner: Sender<Message>,
     events: broadcast::Receiver<String>,
+    dropped: Arc<AtomicU64>,
 ) -> anyhow::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read).lines();
     while let Some(line) = lines.next_line().await? {
         let request = match serde_json::from_str(&line) {
-            Ok(Request::Monitor) => return stream_events(write, events).await,
+            Ok(Request::Monitor) => return stream_events(write, events, &dropped).await,
             Ok(request) => request,
             Err(error) => {
                 write.write_all(format!("{}\n", serde_json::json!({ "error": error.to_string() })).as_bytes()).await?;
@@ -67,11 +71,16 @@ async fn converse(
 async fn stream_events(
     mut write: tokio::net::unix::OwnedWriteHalf,
     mut events: broadcast::Receiver<String>,
+    dropped: &AtomicU64,
 ) -> anyhow::Result<()> {
     loop {
         let line = match events.recv().await {
             Ok(line) => line,
-            Err(broadcast::error::RecvError::Lagged(lost)) => serde_json::json!({ "lost": lost }).to_string(),
+            // Whoever reads too slowly is told how much it missed.
+            Err(broadcast::error::RecvError::Lagged(lost)) => {
+                dropped.fetch_add(lost, Ordering::Relaxed);
+                serde_json::json!({ "lost": lost }).to_string()
+            }
             Err(broadcast::error::RecvError::Closed) => return Ok(()),
         };
         write.write_all(format!("{line}\n").as_bytes()).await?;

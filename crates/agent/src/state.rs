@@ -3,6 +3,7 @@
 use crate::change::Changes;
 use crate::identity::Identities;
 use crate::probe::{self, Probes};
+use crate::refused::{self, Refused};
 use crate::settings::{Origin, Orphan, Settings};
 use crate::status::{Counts, KernelStatus, LastChange, Source, Status};
 use anyhow::Context;
@@ -25,7 +26,9 @@ use beeline_model::{Family, OwnerName, Protocol};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::mpsc::Sender;
 
 /// A service whose write failed is tried again after this long, doubled each time up to the second.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -61,6 +64,7 @@ pub struct State {
     /// have: an earlier agent may have read them from a file that is broken now.
     source_whole: bool,
     source_refusals: Vec<Refusal>,
+    plan_refusals: Refused,
     table_refusals: BTreeMap<OwnerName, Refusal>,
     retries: BTreeMap<OwnerName, Retry>,
     nodes_retry: Option<(Refusal, Retry)>,
@@ -76,11 +80,19 @@ pub struct State {
     /// Rows that should be gone and are not yet.
     leftover: bool,
     pub self_test: String,
+    /// Events that came out of the ring and were not delivered.
+    pub dropped_events: Arc<AtomicU64>,
     pub changes: Changes,
 }
 
 impl State {
-    pub fn open(settings: Settings, probes: Arc<Probes>, identities: Arc<Identities>) -> anyhow::Result<State> {
+    /// `told`: gets what the plan refuses, to tell it on the objects.
+    pub fn open(
+        settings: Settings,
+        probes: Arc<Probes>,
+        identities: Arc<Identities>,
+        told: Sender<Refusal>,
+    ) -> anyhow::Result<State> {
         let program = Program::open(beeline_datapath::Config {
             pin_dir: settings.pin_dir.clone(),
             cgroup: settings.cgroup.clone(),
@@ -124,6 +136,7 @@ impl State {
             untouched_open: false,
             source_whole: false,
             source_refusals: Vec::new(),
+            plan_refusals: Refused::new(told),
             table_refusals: BTreeMap::new(),
             retries: BTreeMap::new(),
             nodes_retry: None,
@@ -135,6 +148,7 @@ impl State {
             reap_tries: 0,
             leftover: false,
             self_test: "not run".into(),
+            dropped_events: Arc::default(),
             changes: Changes::default(),
         })
     }
@@ -143,7 +157,7 @@ impl State {
     pub fn apply(&mut self, batch: Batch) -> anyhow::Result<()> {
         let started = batch.heard.unwrap_or_else(Instant::now);
         let first = (batch.synced && !self.source.synced) || (batch.whole && !self.source_whole);
-        self.note_refusals(&batch.refusals);
+        refused::say(&self.source_refusals, &batch.refusals);
         self.source_refusals = batch.refusals;
         self.note_error(batch.error);
         self.source.name = batch.server.unwrap_or_else(|| std::mem::take(&mut self.source.name));
@@ -177,15 +191,6 @@ impl State {
         self.source.error = error;
     }
 
-    fn note_refusals(&self, new: &[Refusal]) {
-        if self.source_refusals == new {
-            return;
-        }
-        for refusal in new.iter().filter(|r| !self.source_refusals.contains(r)) {
-            tracing::warn!(subject = refusal.subject, reason = refusal.reason, "{}", refusal.message);
-        }
-    }
-
     fn sync(&mut self, started: Instant) -> anyhow::Result<()> {
         if !self.planner.is_dirty() {
             return Ok(());
@@ -215,6 +220,7 @@ impl State {
         delta.services.iter().for_each(|(name, _)| self.probes.set(name, probe::wanted(&self.planner, name)));
         self.probes.tell();
         self.note_outcome(&delta, &outcome);
+        self.plan_refusals.planned();
         self.leftover = outcome.leftover > 0;
         let took = started.elapsed();
         self.changes.programmed(took, full);
@@ -240,7 +246,7 @@ impl State {
     fn note_outcome(&mut self, delta: &Delta, outcome: &Outcome) {
         for (name, _) in &delta.services {
             if !outcome.failed.contains_key(name) {
-                self.table_refusals.remove(name);
+                self.table_refusals.remove(name).iter().for_each(refused::gone);
                 self.retries.remove(name);
             }
         }
@@ -326,6 +332,7 @@ impl State {
             return Ok(());
         }
         self.sync(now)?;
+        self.plan_refusals.look(&self.planner);
         if self.leftover { self.program(Delta::default(), false, now) } else { Ok(()) }
     }
 
@@ -480,6 +487,7 @@ impl State {
                 backends: rows.backends.len(),
                 pending: self.retries.len(),
                 udp_sockets_destroyed: self.destroyed,
+                dials_no_port: self.count.stat("dials_no_port"),
             },
             last_change: self.last_change.clone(),
             refusals: self.refusals(),

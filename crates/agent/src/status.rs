@@ -56,6 +56,8 @@ pub struct Counts {
     pub backends: usize,
     pub pending: usize,
     pub udp_sockets_destroyed: u64,
+    /// Refused: a known ClusterIP on a port that its Service does not have, so of no service port.
+    pub dials_no_port: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]

@@ -44,6 +44,7 @@ pub enum Command {
     /// What a node would do with these objects, without touching the kernel
     #[command(
         after_help = "Examples:\n  beeline plan --manifests ./manifests --node-name n1\n  beeline plan --manifests ./manifests --node-name n1 -o json\n  \
+                            beeline plan --kubeconfig ~/.kube/config --nodes watch --node-name n1\n  \
                             beeline plan --manifests ./manifests --node-name n1 --diff    # against the live tables; exit code 4 if they differ"
     )]
     Plan(Box<Plan>),

@@ -12,7 +12,7 @@ use beeline_model::rules::{EmptyLocal, ExternalIps, LocalPolicy, NodePortAddress
 use clap::Args as ClapArgs;
 use serde::Deserialize;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub const PIN_DIR: &str = "/sys/fs/bpf/beeline";
@@ -100,7 +100,7 @@ pub struct Options {
     /// Metrics listen here, or off [default: 127.0.0.1:10249]
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics_address: Option<String>,
-    /// /healthz and /livez listen here, or off [default: 0.0.0.0:10256]
+    /// /healthz and /livez listen here, or off; [::] is both families [default: [::]:10256]
     #[arg(long, value_name = "ADDR:PORT")]
     pub health_address: Option<String>,
     /// A kube-proxy runs here too: health on 10356, metrics on 10349
@@ -172,12 +172,8 @@ impl Options {
         }
     }
 
-    pub fn manifests(&self) -> anyhow::Result<&Path> {
-        self.manifests.as_deref().ok_or_else(|| anyhow!("--manifests DIR is needed: a plan is made of a folder"))
-    }
-
     /// Where the objects come from: a folder, the API server of a kubeconfig, or one reached with the pod's own account.
-    fn origin(&self) -> anyhow::Result<Origin> {
+    pub fn origin(&self) -> anyhow::Result<Origin> {
         let claim = Claim { proxy_name: self.service_proxy_name.clone() };
         let given = [self.manifests.is_some(), self.kubeconfig.is_some(), !self.api_server.is_empty()];
         if given.into_iter().filter(|is| *is).count() > 1 {
@@ -261,11 +257,8 @@ impl Options {
 
     pub fn settings(&self) -> anyhow::Result<Settings> {
         // Other defaults, no more: an address that was given holds, so that metrics can be asked for from elsewhere.
-        let (metrics, health) = if self.beside_kube_proxy {
-            ("127.0.0.1:10349", "0.0.0.0:10356")
-        } else {
-            ("127.0.0.1:10249", "0.0.0.0:10256")
-        };
+        let (metrics, health) =
+            if self.beside_kube_proxy { ("127.0.0.1:10349", "[::]:10356") } else { ("127.0.0.1:10249", "[::]:10256") };
         let default_root = || cgroup::root().context("--cgroup was not given");
         Ok(Settings {
             rules: self.rules()?,

@@ -1,4 +1,5 @@
-//! The order of the house, checked: who may depend on whom, where `unsafe` may stand, and that every option is documented.
+//! The order of the house, checked: who may depend on whom, where `unsafe` may stand, that every option is documented, and
+//! that no test is skipped unseen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -67,6 +68,19 @@ fn long_options(command: &str) -> BTreeSet<String> {
     text.lines().filter_map(option).collect()
 }
 
+/// What it does, its default, an example that the command line takes, and when to change it.
+fn section_is_whole(docs: &str, option: &str) {
+    let section = docs.split("\n### ").find(|section| section.starts_with(&format!("`--{option}`\n")));
+    let section = section.unwrap_or_else(|| panic!("docs/options.md has no section of --{option}"));
+    for part in ["\n- Default: ", "\n- Example: `--", "\n- Change it when: "] {
+        assert!(section.contains(part), "--{option} in docs/options.md has no {part:?}");
+    }
+    let example = section.split("\n- Example: `").nth(1).and_then(|rest| rest.split('`').next()).unwrap();
+    assert!(example.contains(&format!("--{option}")), "the example of --{option} is {example}");
+    let output = Command::new(env!("CARGO_BIN_EXE_beeline")).arg("plan").args(example.split(' ')).output().unwrap();
+    assert_ne!(output.status.code(), Some(2), "{example}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn every_option_is_documented() {
     let options = long_options("agent");
@@ -74,7 +88,7 @@ fn every_option_is_documented() {
     let docs = std::fs::read_to_string(root().join("docs/options.md")).unwrap();
     let example = std::fs::read_to_string(root().join("examples/beeline.yaml")).unwrap();
     for option in &options {
-        assert!(docs.contains(&format!("`--{option}`")), "docs/options.md does not name --{option}");
+        section_is_whole(&docs, option);
         let in_file = option == "config" || example.contains(&format!("{option}:"));
         assert!(in_file, "examples/beeline.yaml does not show {option}");
     }
@@ -85,4 +99,53 @@ fn every_option_is_documented() {
             "docs/options.md names {word}, which is no option"
         );
     }
+}
+
+/// scripts/cargo-test.sh with programs in the place of cargo and the kit that say what these lines say.
+fn closing_line(cargo: &str, kit: &str) -> (bool, String) {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    for (name, body) in [("cargo", cargo), ("kit", kit)] {
+        let path = dir.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
+    let mut script = Command::new(root().join("scripts/cargo-test.sh"));
+    script.args(["host", "server", "cluster"]).env("PATH", path);
+    script.env("BEELINE_KIT", dir.path().join("kit")).env("BEELINE_TEST_LOG", dir.path().join("log"));
+    let output = script.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let closing = text.find("\ntest: ").map(|at| text[at + 1..].to_owned());
+    (output.status.success(), closing.unwrap_or_else(|| panic!("no closing line: {text}")))
+}
+
+const PASSES: &str = r#"echo "test one ... ok"; echo "test two ... ignored"
+echo "test result: ok. 1 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s""#;
+
+#[test]
+fn the_closing_line_of_the_tests_counts_every_part() {
+    let (well, line) = closing_line(PASSES, "true");
+    assert!(
+        well && line.starts_with("test: passed: 3 passed, 0 failed, 3 ignored (host 1, server 1, cluster 1)"),
+        "{line}"
+    );
+    assert_eq!(line.matches("not run: two").count(), 3, "{line}");
+}
+
+#[test]
+fn a_part_that_fails_or_does_not_run_is_no_success() {
+    let fails = format!(
+        "case \"$*\" in *api_server*) echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored;'; exit 101;; esac\n{PASSES}"
+    );
+    let (well, line) = closing_line(&fails, "true");
+    assert!(
+        !well && line.starts_with("test: FAILED: 4 passed, 1 failed, 2 ignored (host 1, server 3, cluster 1)"),
+        "{line}"
+    );
+    assert!(line.contains("failed: part server"), "{line}");
+    let (well, line) = closing_line(PASSES, "[ \"$1\" != up ]");
+    assert!(!well && line.starts_with("test: FAILED") && line.contains("not run: part cluster"), "{line}");
+    let (well, line) = closing_line("true", "true");
+    assert!(!well && line.contains("not run: part host"), "no result at all is no success: {line}");
 }

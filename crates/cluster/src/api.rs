@@ -8,6 +8,7 @@ mod follow;
 mod lean;
 mod news;
 mod notice;
+mod once;
 mod pause;
 mod taint;
 mod trigger;
@@ -15,12 +16,14 @@ mod trigger;
 use crate::convert::{Claim, Convert, HEADLESS, PROXY_NAME};
 use crate::folder::Batch;
 pub use access::{Access, AccessError};
+use beeline_model::fact::Refusal;
 use book::Book;
 use door::Door;
 use follow::{Follow, Selector};
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use news::News;
+pub use once::LoadError;
 use std::sync::Arc;
 use std::time::Duration;
 pub use taint::STARTUP_TAINT;
@@ -55,10 +58,19 @@ pub struct Server {
     pub patience: Duration,
 }
 
+/// What comes back from whoever takes the batches.
+#[derive(Debug)]
+pub struct Echo {
+    /// Everything has reached the kernel.
+    pub programmed: watch::Receiver<bool>,
+    /// What is refused there, though each object for itself was fine: a conflict of two, say.
+    pub refused: Receiver<Refusal>,
+}
+
 impl Server {
-    /// Sends what the API server says and then every change of it, until nobody listens any more; `programmed` tells
-    /// that it has reached the kernel. An error only where the credentials cannot be read at all.
-    pub async fn watch(self, batches: Sender<Batch>, programmed: watch::Receiver<bool>) -> Result<(), AccessError> {
+    /// Sends what the API server says and then every change of it, until nobody listens any more. An error only where the
+    /// credentials cannot be read at all.
+    pub async fn watch(self, batches: Sender<Batch>, echo: Echo) -> Result<(), AccessError> {
         let door = Door::open(self.access.clone(), self.patience).await?;
         let (news, heard) = channel(UNDER_WAY);
         let (notices, posted) = channel(NOTICES);
@@ -70,8 +82,9 @@ impl Server {
         tasks.spawn(self.follow(&door, nodes, &news).run::<Node>());
         tasks.spawn(self.follow(&door, pods, &news).run::<Pod>());
         tasks.spawn(notice::post(door.client(), self.node.clone(), posted));
+        tasks.spawn(notice::look_up(door.client(), echo.refused, notices.clone()));
         if self.clear_taint {
-            tasks.spawn(taint::clear(door.client(), self.node.clone(), tainted, programmed));
+            tasks.spawn(taint::clear(door.client(), self.node.clone(), tainted, echo.programmed));
         }
         drop(news);
         let book = Book::new(Convert::new(&self.cluster, self.claim), &self.node);

@@ -20,7 +20,7 @@ mod snapshot;
 mod tree;
 mod watch;
 
-pub use api::{Access, AccessError, Nodes, PATIENCE, STARTUP_TAINT, Server};
+pub use api::{Access, AccessError, Echo, LoadError, Nodes, PATIENCE, STARTUP_TAINT, Server};
 pub use check::check;
 pub use convert::{Claim, Convert, Converted, Unserved};
 pub use files::FolderError;

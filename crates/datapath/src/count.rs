@@ -21,7 +21,7 @@ pub struct Counters {
 }
 
 /// Things that happen to no service in particular, by the name that metrics use.
-pub const STATS: [(&str, abi::stat, &str); 9] = [
+pub const STATS: [(&str, abi::stat, &str); 10] = [
     ("record_failed", abi::stat::STAT_RECORD_FAILED, "socket records that could not be stored"),
     ("record_overflow", abi::stat::STAT_RECORD_OVERFLOW, "UDP sends beyond what the socket's own record holds"),
     ("send_failed", abi::stat::STAT_SEND_FAILED, "unconnected UDP sends that failed for want of a record"),
@@ -31,6 +31,11 @@ pub const STATS: [(&str, abi::stat, &str); 9] = [
     ("orphaned", abi::stat::STAT_ORPHANED, "dials left alone because no agent was seen"),
     ("raced_out", abi::stat::STAT_RACED_OUT, "picks that met a change three times"),
     ("opted_out", abi::stat::STAT_OPTED_OUT, "dials of processes that asked to be left alone"),
+    (
+        "dials_no_port",
+        abi::stat::STAT_NO_PORT,
+        "dials refused: a known ClusterIP on a port that its Service does not have",
+    ),
 ];
 
 /// Rows a system call.
@@ -127,10 +132,16 @@ impl Count {
 
     /// Each stat by its name, summed over CPUs.
     pub fn stats(&self) -> Result<Vec<(&'static str, u64)>> {
-        STATS.iter().map(|(name, stat, _)| Ok((*name, self.stat(stat.0)?))).collect()
+        STATS.iter().map(|(name, stat, _)| Ok((*name, self.sum(stat.0)?))).collect()
     }
 
-    fn stat(&self, index: u32) -> Result<u64> {
+    /// One of them; 0 where it cannot be read.
+    pub fn stat(&self, name: &str) -> u64 {
+        let stat = STATS.iter().find(|(known, ..)| *known == name);
+        stat.and_then(|(_, stat, _)| self.sum(stat.0).ok()).unwrap_or(0)
+    }
+
+    fn sum(&self, index: u32) -> Result<u64> {
         let cpus = self.stats.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY);
         let cpus = cpus.context(|| "cannot read the map stats".into())?.unwrap_or_default();
         let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_ne_bytes);

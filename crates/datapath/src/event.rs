@@ -1,4 +1,5 @@
-//! The event ring: events of the kernel half in our types.
+//! The event ring: events of the kernel half in our types. What comes faster than it is taken is dropped and counted: one
+//! look at the ring goes on for as long as events come in, and would gather without end.
 
 use crate::mapped::from_bytes;
 use crate::object::MapSet;
@@ -6,23 +7,48 @@ use crate::{Context, Result, abi, control, wire};
 use beeline_model::Protocol;
 use beeline_model::event::{Action, Event, Hook};
 use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Events between two takes: a few megabytes.
+const ROOM: usize = 16_384;
 
 pub struct Events {
     ring: RingBuffer<'static>,
     received: Receiver<Event>,
 }
 
+/// Where events wait to be taken.
+struct Queue {
+    waiting: SyncSender<Event>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Queue {
+    fn new(room: usize, dropped: Arc<AtomicU64>) -> (Queue, Receiver<Event>) {
+        let (waiting, received) = sync_channel(room);
+        (Queue { waiting, dropped }, received)
+    }
+
+    fn put(&self, event: impl FnOnce() -> Event) {
+        if self.waiting.try_send(event()).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Events {
-    pub fn new(maps: &MapSet) -> Result<Events> {
+    /// `dropped` counts the events that found no room.
+    pub fn new(maps: &MapSet, dropped: Arc<AtomicU64>) -> Result<Events> {
         // Leaked once per process: the ring borrows the map for as long as it polls, which is until the end.
         let map: &'static MapHandle = Box::leak(Box::new(maps.handle("events")?));
-        let (tx, received) = channel();
+        let (queue, received) = Queue::new(ROOM, dropped);
         let mut builder = RingBufferBuilder::new();
         let take = move |bytes: &[u8]| {
             if let Some(event) = from_bytes(bytes) {
-                let _ = tx.send(read_event(&event));
+                queue.put(|| read_event(&event));
             }
             0
         };
@@ -63,5 +89,22 @@ fn read_event(e: &abi::event) -> Event {
         action,
         reason: wire::read_reason(e.reason),
         affinity: e.affinity != 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_finds_no_room_is_dropped_and_counted() {
+        let dropped = Arc::new(AtomicU64::new(0));
+        let (queue, received) = Queue::new(2, dropped.clone());
+        let put = |pid| queue.put(|| Event { pid, ..read_event(&abi::event::default()) });
+        (1..=5).for_each(put);
+        let pids = |received: &Receiver<Event>| received.try_iter().map(|event| event.pid).collect::<Vec<_>>();
+        assert_eq!((pids(&received), dropped.load(Ordering::Relaxed)), (vec![1, 2], 3));
+        put(6);
+        assert_eq!((pids(&received), dropped.load(Ordering::Relaxed)), (vec![6], 3), "there is room again");
     }
 }

@@ -249,8 +249,9 @@ impl Program {
         Count::new(&self.maps)
     }
 
-    pub fn events(&self) -> Result<Events> {
-        Events::new(&self.maps)
+    /// `dropped` counts the events that are not taken in time.
+    pub fn events(&self, dropped: std::sync::Arc<std::sync::atomic::AtomicU64>) -> Result<Events> {
+        Events::new(&self.maps, dropped)
     }
 
     pub fn door(&self) -> Result<Door> {

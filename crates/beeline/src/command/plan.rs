@@ -1,12 +1,14 @@
-//! `beeline plan`: what a node would do with these objects, without touching the kernel.
+//! `beeline plan`: what a node would do with the objects of a folder, or with those that an API server has now, without
+//! touching the kernel.
 
-use super::WRONG;
 use super::services::kind_name;
+use super::{NotFound, WRONG};
 use crate::args::Plan;
 use crate::live::Live;
 use crate::options::{Options, PIN_DIR};
 use crate::print;
-use beeline_cluster::{Claim, Folder};
+use beeline_agent::Origin;
+use beeline_cluster::{Folder, Server, Snapshot};
 use beeline_model::PortName;
 use beeline_model::diff::reconcile;
 use beeline_model::fact::Refusal;
@@ -47,10 +49,12 @@ pub fn run(plan: Plan) -> anyhow::Result<ExitCode> {
 }
 
 fn compute(options: &Options) -> anyhow::Result<(Vec<Frontend>, Vec<Refusal>)> {
-    let claim = Claim { proxy_name: options.service_proxy_name.clone() };
-    let snapshot = Folder::new(options.manifests()?, LOCAL_CLUSTER, claim).load()?;
-    let mut refusals = snapshot.refusals.clone();
     let rules = options.rules()?;
+    let snapshot = match options.origin()? {
+        Origin::Folder { path, claim } => Folder::new(path, LOCAL_CLUSTER, claim).load()?,
+        Origin::Server(server) => list(*server)?,
+    };
+    let mut refusals = snapshot.refusals.clone();
     let empty_local = rules.empty_local;
     let mut planner = Planner::new(rules);
     for fact in snapshot.into_facts() {
@@ -62,6 +66,18 @@ fn compute(options: &Options) -> anyhow::Result<(Vec<Frontend>, Vec<Refusal>)> {
     let (mut tables, mut memory) = (Tables::new(sizes), Memory::new(sizes));
     reconcile(&mut tables, &mut memory, &delta, true);
     Ok((frontends(&memory.rows, empty_local), refusals))
+}
+
+/// A folder may do without Nodes; an API server knows the node, or it is a wrong name.
+fn list(server: Server) -> anyhow::Result<Snapshot> {
+    let (node, access) = (server.node.clone(), server.access.to_string());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let snapshot = runtime.block_on(server.load())?;
+    if !snapshot.nodes.keys().any(|(_, name)| **name == *node) {
+        let text = format!("the API server {access} has no Node {node}: --node-name is one of `kubectl get nodes`");
+        return Err(NotFound(text).into());
+    }
+    Ok(snapshot)
 }
 
 fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
@@ -115,7 +131,7 @@ fn diff(options: &Options, planned: &[Frontend]) -> anyhow::Result<ExitCode> {
     have.difference(&want).for_each(|l| println!("- {l}"));
     want.difference(&have).for_each(|l| println!("+ {l}"));
     if have == want {
-        println!("the live tables are what these manifests say ({} frontends)", want.len());
+        println!("the live tables are what these objects say ({} frontends)", want.len());
         return Ok(ExitCode::SUCCESS);
     }
     Ok(ExitCode::from(WRONG))

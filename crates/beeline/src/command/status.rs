@@ -29,6 +29,7 @@ fn without_agent(view: &View) -> anyhow::Result<Value> {
             "frontends": rows.frontends.keys().filter(|k| k.protocol.is_some()).count(),
             "sets": rows.sets.len(),
             "backends": rows.backends.len(),
+            "dialsNoPort": live.count()?.stat("dials_no_port"),
         },
     }))
 }
@@ -89,6 +90,10 @@ fn text(status: &Value) -> String {
     lines.push(("frontends", usage(status, "frontends")));
     lines.push(("sets", usage(status, "sets")));
     lines.push(("backends", usage(status, "backends")));
+    lines.push((
+        "closed ports",
+        format!("{} dials refused at a port that the ClusterIP does not have", s("/counts/dialsNoPort")),
+    ));
     if status.get("version").is_some() {
         lines.push((
             "objects",

@@ -94,6 +94,7 @@ fn serves_what_the_api_server_says() {
         let (_, metrics) = ask(10249, "/metrics").unwrap();
         assert!(metrics.contains("kubeproxy_network_programming_duration_seconds_count 1"), "{metrics}");
         a_load_balancer_asks(cluster).await;
+        two_services_claim_one_address(cluster, &agent).await;
         an_api_server_that_is_down_at_start(cluster, &mut agent, &kubeconfig).await;
     });
 }
@@ -123,6 +124,35 @@ async fn a_load_balancer_asks(cluster: &Cluster<'_>) {
     until("none is here any more", || says("503")).await;
     cluster.delete(&format!("{SERVICES}/lb")).await;
     until("nobody listens any more", || ask(port, "/").is_err()).await;
+}
+
+/// Each for itself is fine; the younger is told on its own object, and only that one.
+async fn two_services_claim_one_address(cluster: &Cluster<'_>, agent: &Agent) {
+    for name in ["older", "younger"] {
+        let spec = json!({ "externalIPs": ["192.0.2.7"], "ports": [{ "name": "http", "port": 80 }] });
+        cluster.create(SERVICES, json!({ "metadata": { "name": name }, "spec": spec })).await;
+        // Creation times have no fractions.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+    }
+    let refused = || agent.status()["refusals"].as_array().cloned().unwrap_or_default();
+    until("the younger is refused", || refused().iter().any(|r| r["subject"] == "Service default/younger")).await;
+    let events = async |name: &str| {
+        let path = format!("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={name}");
+        cluster.get(&path).await["items"].as_array().cloned().unwrap_or_default()
+    };
+    let start = Instant::now();
+    while events("younger").await.is_empty() {
+        assert!(start.elapsed() < PATIENCE, "no Event about the conflict");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let (event, younger) = (&events("younger").await[0], cluster.get(&format!("{SERVICES}/younger")).await);
+    assert_eq!((&event["reason"], &event["type"]), (&json!("AddressConflict"), &json!("Warning")), "{event}");
+    assert_eq!(event["involvedObject"]["uid"], younger["metadata"]["uid"], "{event}");
+    assert!(event["message"].as_str().unwrap().contains("default/older"), "{event}");
+    assert!(events("older").await.is_empty());
+    cluster.delete(&format!("{SERVICES}/older")).await;
+    until("the younger has the address now", || refused().is_empty()).await;
+    cluster.delete(&format!("{SERVICES}/younger")).await;
 }
 
 async fn an_api_server_that_is_down_at_start(cluster: &mut Cluster<'_>, agent: &mut Agent, kubeconfig: &str) {

@@ -1,7 +1,7 @@
 //! Whoever takes the batches: what all of them together say.
 
 use crate::cluster::PATIENCE;
-use beeline_cluster::{Batch, Server, Snapshot};
+use beeline_cluster::{Batch, Echo, Server, Snapshot};
 use std::time::Instant;
 use tokio::sync::{mpsc, watch};
 
@@ -17,8 +17,9 @@ pub struct Listener {
 impl Listener {
     pub fn to(server: Server) -> Listener {
         let (sender, batches) = mpsc::channel(16);
-        let (programmed, told) = watch::channel(false);
-        tokio::spawn(async move { server.watch(sender, told).await.unwrap() });
+        let (programmed, is_programmed) = watch::channel(false);
+        let echo = Echo { programmed: is_programmed, refused: mpsc::channel(1).1 };
+        tokio::spawn(async move { server.watch(sender, echo).await.unwrap() });
         Listener { batches, programmed, said: Snapshot::default(), last: Batch::default(), changes: 0 }
     }
 

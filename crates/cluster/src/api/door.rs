@@ -56,6 +56,11 @@ impl Door {
         self.behind().server
     }
 
+    /// How many there are to try.
+    pub(crate) fn servers(&self) -> usize {
+        self.access.servers()
+    }
+
     fn behind(&self) -> Behind {
         self.behind.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

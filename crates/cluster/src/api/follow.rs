@@ -58,6 +58,14 @@ impl Ended {
         let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
         Duration::from_secs(u64::from(seconds).min(60))
     }
+
+    fn why(&self) -> String {
+        match self {
+            Ended::Nobody => "nobody listens".into(),
+            Ended::Refused(status) => say(status),
+            Ended::Stale(why) | Ended::Failed(why) => why.clone(),
+        }
+    }
 }
 
 impl From<kube::Error> for Ended {
@@ -103,6 +111,22 @@ impl Follow {
         }
     }
 
+    /// The list alone, of the first server that gives it; else what the last one said.
+    pub(crate) async fn once<K: Followed>(mut self) -> Result<(), String> {
+        let (client, mut tries) = (self.door.client(), self.door.servers());
+        loop {
+            let server = self.door.server();
+            let Err(ended) = self.list::<K>(&client).await else { return Ok(()) };
+            if self.widen::<K>(&ended) {
+                continue;
+            }
+            tries -= 1;
+            if tries == 0 {
+                return Err(format!("{server} {}: {}", K::PATH, ended.why()));
+            }
+        }
+    }
+
     /// A server before 1.31 does not know the field by which headless Services are left out: then it is done here.
     fn widen<K: Followed>(&mut self, ended: &Ended) -> bool {
         let unknown = matches!(ended, Ended::Refused(status) if status.code == 400);
@@ -112,16 +136,15 @@ impl Follow {
     }
 
     async fn tell<K: Followed>(&self, ended: &Ended) -> Result<(), Ended> {
-        let why = match ended {
+        match ended {
             Ended::Nobody => return Err(Ended::Nobody),
             Ended::Stale(why) => {
                 tracing::debug!(kind = ?K::KIND, "lists everything anew: {why}");
                 return Ok(());
             }
-            Ended::Refused(status) => say(status),
-            Ended::Failed(why) => why.clone(),
-        };
-        let text = format!("{} {}: {why}", self.door.server(), K::PATH);
+            Ended::Refused(_) | Ended::Failed(_) => {}
+        }
+        let text = format!("{} {}: {}", self.door.server(), K::PATH, ended.why());
         Ok(self.news.send(News::Failed(K::KIND, text)).await?)
     }
 

@@ -5,11 +5,11 @@
 
 use crate::kind::Kind;
 use beeline_model::fact::Refusal;
-use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use kube::api::{Api, PostParams};
+use kube::api::{Api, ListParams, PostParams};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use tokio::sync::mpsc::Receiver;
+use tokio::sync::mpsc::{Receiver, Sender};
 
 /// How long the server may take, before the next one is told.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
@@ -98,4 +98,29 @@ pub(crate) async fn post(client: kube::Client, node: String, mut notices: Receiv
             Err(_) => tracing::debug!("no Event about {:?}: no answer", notice.object.name),
         }
     }
+}
+
+/// A refusal of the plan names its object, and an Event needs to know which one of that name: the server is asked. Best
+/// effort, too.
+pub(crate) async fn look_up(client: kube::Client, mut refused: Receiver<Refusal>, notices: Sender<Notice>) {
+    while let Some(refusal) = refused.recv().await {
+        match tokio::time::timeout(LIMIT, find(&client, &refusal)).await {
+            Ok(Ok(Some(meta))) => {
+                let _ = notices.send(Notice::about(Kind::Service, &meta, &refusal)).await;
+            }
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => tracing::debug!("no Event about {}: {error}", refusal.subject),
+            Err(_) => tracing::debug!("no Event about {}: no answer", refusal.subject),
+        }
+    }
+}
+
+/// By a list of one: that is what our account may do, and all that following Services needs.
+async fn find(client: &kube::Client, refusal: &Refusal) -> Result<Option<ObjectMeta>, kube::Error> {
+    let Some((namespace, name)) = refusal.subject.strip_prefix("Service ").and_then(|name| name.split_once('/')) else {
+        return Ok(None);
+    };
+    let api: Api<Service> = Api::namespaced(client.clone(), namespace);
+    let one = ListParams::default().fields(&format!("metadata.name={name}"));
+    Ok(api.list_metadata(&one).await?.items.into_iter().next().map(|object| object.metadata))
 }

@@ -7,11 +7,12 @@ use kit::{Node, Place};
 use serde_json::{Value, json};
 
 use crate::field::{Field, at, client, only, server, service};
+use crate::plugin;
 use crate::storm::Storm;
 
 const IMAGE: &str = "ghcr.io/beeline-dev/beeline";
 
-fn root() -> &'static Path {
+pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
@@ -36,6 +37,8 @@ fn the_chart_installs_serves_and_goes() {
     let [ip, _] = field.cluster_ips("web");
     let storm = Storm::start(&field, "client", &[at(&ip, 80)]);
     agents(&field, |node| kit::agent::part(node).unwrap().stop().unwrap());
+    plugin::says_that_there_is_no_agent(&field);
+    plugin::says_that_the_agent_does_not_run(&field);
 
     let wait = format!("{}=usr/share/beeline/detach-wait", root().join("deploy/detach-wait").display());
     let version = env!("CARGO_PKG_VERSION");
@@ -60,6 +63,7 @@ fn the_chart_installs_serves_and_goes() {
     assert_eq!(status["source"]["synced"], true, "{status}");
     only(&field.dial("client", &at(&ip, 80), 16), &["web-1", "web-2"], "with the chart's agents");
     storm.stop().must_be_clean("from one agent to the chart's");
+    plugin::asks_the_agent_of_a_node(&field, &ip);
 
     helm(&field, &["uninstall", "beeline", "-n", "kube-system", "--wait", "--timeout", "180s"]);
     for node in [1, 2, 3] {

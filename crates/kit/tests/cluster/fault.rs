@@ -1,7 +1,11 @@
 //! Parts of the cluster go while clients dial without pause: no dial to a service with a stable backend fails, and
 //! afterwards the kernel's tables are what the objects say.
 
-use std::{thread::sleep, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    thread::sleep,
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 
@@ -41,20 +45,23 @@ impl Ground {
         }
     }
 
-    /// What every node would do with the objects of now is what its kernel does.
     fn tables_are_the_plan(&self) {
+        self.tables_are_the_plan_of(&kit::agent::binary(None).unwrap(), &self.field.cluster.nodes());
+    }
+
+    /// What a node would do with the objects of now is what its kernel does; a program reads tables of its own layout.
+    fn tables_are_the_plan_of(&self, beeline: &Path, nodes: &[kit::Node]) {
         let dir = tempfile::tempdir().unwrap();
         let dir_name = dir.path().display().to_string();
-        for node in self.field.cluster.nodes() {
-            let number: u8 = node.name()[1..].parse().unwrap();
+        for node in nodes {
             eventually(&format!("the tables of {node}"), || {
                 let objects =
                     self.field.cluster.kubectl(&["get", "-A", "-o", "json", "services,endpointslices,nodes"]).unwrap();
                 let list: Value = serde_json::from_str(&objects).unwrap();
                 std::fs::write(dir.path().join("all.json"), list.to_string()).unwrap();
-                let beeline = kit::agent::binary(None).unwrap().display().to_string();
+                let beeline = beeline.display().to_string();
                 let words = [beeline.as_str(), "plan", "--diff", "--manifests", &dir_name, "--node-name", &node.name()];
-                self.field.cluster.node(kit::Node::new(number).unwrap(), &words).is_ok()
+                self.field.cluster.node(*node, &words).is_ok()
             });
         }
     }
@@ -98,5 +105,48 @@ fn agents_are_killed_and_start_again() {
     assert!(status["source"]["error"].is_string(), "{status}");
     ground.field.cluster.start_part("kube-apiserver").unwrap();
     storms.into_iter().for_each(|storm| storm.stop().must_be_clean("agents killed"));
+    ground.tables_are_the_plan();
+}
+
+/// Stops a node's agent, lets the world go on without it, and starts this program in its place; gives how it started.
+fn upgrade(ground: &Ground, node: kit::Node, binary: &Path) -> Value {
+    kit::agent::part(node).unwrap().stop().unwrap();
+    ground.churn(2);
+    kit::agent::start(node, binary, &[]).unwrap();
+    ground.churn(2);
+    kit::agent::wait_until_ready(node, false).unwrap();
+    let beeline = binary.display().to_string();
+    let status = ground.field.cluster.node(node, &[&beeline, "status", "-o", "json"]).unwrap();
+    serde_json::from_str::<Value>(&status).unwrap()["kernel"].clone()
+}
+
+/// The program that `make other-layout` builds: its map keys and values have other sizes.
+fn other_layout(own: &Path) -> PathBuf {
+    let path = own.parent().and_then(Path::parent).unwrap().join("other-layout/beeline");
+    assert!(path.is_file(), "{} is missing: `make other-layout` builds it, `make test` does so first", path.display());
+    path
+}
+
+#[test]
+fn agents_are_upgraded_and_back() {
+    let ground = Ground::new("upgraded");
+    let own = kit::agent::binary(None).unwrap();
+    let next = Path::new(env!("CARGO_TARGET_TMPDIR")).join("next/beeline");
+    std::fs::create_dir_all(next.parent().unwrap()).unwrap();
+    std::fs::copy(&own, &next).unwrap();
+    let other = other_layout(&own);
+    let nodes = [1, 3].map(|number| kit::Node::new(number).unwrap());
+    let storms = ground.storms();
+    let mut layouts = Vec::new();
+    for (binary, start) in [(&next, "adopted"), (&other, "rebuilt"), (&own, "rebuilt"), (&own, "adopted")] {
+        for node in nodes {
+            let kernel = upgrade(&ground, node, binary);
+            assert_eq!((&kernel["start"], &kernel["live"]), (&json!(start), &json!(true)), "{node}: {kernel}");
+            layouts.push(kernel["layout"].as_u64().unwrap());
+        }
+        ground.tables_are_the_plan_of(binary, &nodes);
+    }
+    assert!(layouts[0] != layouts[2] && layouts[0] == layouts[4], "another layout, and back: {layouts:?}");
+    storms.into_iter().for_each(|storm| storm.stop().must_be_clean("agents upgraded"));
     ground.tables_are_the_plan();
 }

@@ -8,6 +8,7 @@ mod field;
 mod follow;
 mod identity;
 mod kind;
+mod plugin;
 mod policy;
 mod rollout;
 mod steer;
