@@ -99,6 +99,7 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
     work.put_frontends(delta, Tier::Fallback);
     work.put_nodes(delta);
     work.delete_frontends(Tier::Exact);
+    work.hold_links(delta);
     work.sweep(delta);
     work.tables.settle();
     work.outcome.leftover = work.tables.touched.len();

@@ -146,7 +146,8 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal, bucke
             return verdict;
         }
         if set.header.next == SET_NONE {
-            (verdict.action, verdict.reason) = match (selected, verdict.limited == Some(id)) {
+            let limited = verdict.limited.and_then(|id| rows.sets.get(id)).is_some_and(|s| s.owner == set.owner);
+            (verdict.action, verdict.reason) = match (selected, limited) {
                 (true, _) => (Action::Refused, Reason::SelfDial),
                 (_, true) => (Action::Refused, Reason::Limited),
                 _ => empty(set, empty_local),

@@ -53,6 +53,9 @@ pub(crate) struct Held {
     /// Fallbacks that could not be written themselves, and who claims them.
     waiting: HashMap<FrontendKey, Vec<crate::OwnerName>>,
     pub nodes: Option<MapError>,
+    /// Sets that a half-written policy links to. Nothing may lead to them yet, and nobody would make them again for its
+    /// next try.
+    pub links: HashMap<crate::OwnerName, Vec<SetName>>,
 }
 
 impl Held {
@@ -81,6 +84,10 @@ impl Held {
         if key.tier() == Tier::Fallback {
             self.waiting.entry(key).or_default().push(service.clone());
         }
+    }
+
+    pub(crate) fn is_linked(&self, set: &SetName) -> bool {
+        self.links.values().flatten().any(|name| name == set)
     }
 
     pub(crate) fn is_waiting(&self, key: &FrontendKey) -> bool {
@@ -121,6 +128,8 @@ pub struct Tables {
     /// Sets that name a policy, and those of them that take its tokens.
     pub(crate) policy_refs: ById<u32>,
     pub(crate) limit_refs: ById<u32>,
+    /// How many sets a policy has by the plan that was last made whole.
+    pub(crate) policy_sets: ById<u32>,
     pub(crate) touched: Touched,
     pub(crate) held: Held,
     /// Slots that a set's range really has; its span says how many are used.
@@ -165,6 +174,7 @@ impl Tables {
             node_refs: ById::default(),
             policy_refs: ById::default(),
             limit_refs: ById::default(),
+            policy_sets: ById::default(),
             touched: Touched::default(),
             held: Held::default(),
             capacity: ById::default(),
@@ -493,6 +503,7 @@ impl Tables {
         }
         if let Some(policy) = self.policy_name(id) {
             self.policies.remove(&policy);
+            self.policy_sets.remove(id);
         }
         let Some(name) = self.port_name(id) else { return };
         if let Some(entry) = self.numbers.get_mut(&name.service) {

@@ -33,6 +33,7 @@ impl<M: Maps> Work<'_, M> {
         for set in &plan.sets {
             self.make_set(name, set)?;
         }
+        self.mark_members(name, plan);
         Ok(())
     }
 

@@ -2,9 +2,10 @@
 //! that does.
 
 use super::Work;
-use crate::name::OwnerName;
+use crate::name::{OwnerName, SetName};
 use crate::op::{MapError, Maps, Op};
 use crate::plan::{ServicePlan, SetPolicy};
+use crate::planner::Delta;
 use crate::policy::PolicyKind;
 use crate::row::*;
 use std::collections::BTreeSet;
@@ -46,19 +47,44 @@ impl<M: Maps> Work<'_, M> {
         Ok(id)
     }
 
-    /// A pod is known before it is a backend, and until it no longer is: it would be sent to itself.
+    /// A pod is known before it is a backend, or it would be sent to itself.
     fn make_members(&mut self, id: PolicyId, plan: &ServicePlan) -> Result<(), MapError> {
+        for cgroup in &plan.members {
+            self.tables.touched.selected.remove(&(id, *cgroup));
+            if !self.tables.rows.selected.contains(&(id, *cgroup)) {
+                self.write(Op::Member(id, *cgroup, true))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sets are as the plan has them: whom it selects no more is in none of them.
+    pub(super) fn mark_members(&mut self, name: &OwnerName, plan: &ServicePlan) {
+        let Some(id) = self.tables.policies.get(name).copied() else { return };
         let wanted: BTreeSet<u64> = plan.members.iter().copied().collect();
         let stale = self.tables.rows.selected_by(id).filter(|cgroup| !wanted.contains(cgroup));
         let stale: Vec<_> = stale.map(|cgroup| (id, cgroup)).collect();
         self.tables.touched.selected.extend(stale);
-        for cgroup in wanted {
-            self.tables.touched.selected.remove(&(id, cgroup));
-            if !self.tables.rows.selected.contains(&(id, cgroup)) {
-                self.write(Op::Member(id, cgroup, true))?;
+        self.tables.policy_sets.insert(id, plan.sets.len() as u32);
+    }
+
+    /// What a policy that could not be written links to stays until it could.
+    pub(super) fn hold_links(&mut self, delta: &Delta) {
+        let held = &mut self.tables.held;
+        for (name, plan) in delta.services.iter().filter(|(name, _)| name.policy_kind().is_some()) {
+            let sets = plan.iter().flat_map(|plan| &plan.sets);
+            let links: Vec<SetName> = sets.filter_map(|set| set.next.clone()).collect();
+            match held.services.contains_key(name) && !links.is_empty() {
+                true => drop(held.links.insert(name.clone(), links)),
+                false => drop(held.links.remove(name)),
             }
         }
-        Ok(())
+    }
+
+    pub(super) fn is_linked(&self, set: SetId) -> bool {
+        let held = &self.tables.held;
+        let name = || self.tables.rows.sets.get(set).and_then(|row| self.tables.name_of_set(row));
+        !held.links.is_empty() && name().is_some_and(|name| held.is_linked(&name))
     }
 
     // ---- sweep ----
@@ -76,10 +102,11 @@ impl<M: Maps> Work<'_, M> {
         }
     }
 
-    /// While the policy is half written, a pod that it selects no more may still be in its set.
+    /// A set that the policy should have no more, and to which something still leads, may hold the pod.
     fn sweep_member(&mut self, id: PolicyId, cgroup: u64) -> Result<(), MapError> {
-        let held = self.tables.policy_name(id).and_then(|name| self.tables.held.services.get(&name)).cloned();
-        held.map_or(Ok(()), Err)?;
+        if self.tables.policy_refs.get(id) > self.tables.policy_sets.get(id) {
+            return Err(MapError::Failed("a set that should be gone is in use".into()));
+        }
         let there = self.tables.rows.selected.contains(&(id, cgroup));
         if there { self.write(Op::Member(id, cgroup, false)) } else { Ok(()) }
     }

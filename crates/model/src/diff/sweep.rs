@@ -69,7 +69,7 @@ impl<M: Maps> Work<'_, M> {
 
     /// Gives the owners of what the swept ones led to.
     fn sweep_sets(&mut self, owner: OwnerId) -> Vec<OwnerId> {
-        let unused = |id: &SetId| !self.tables.refs.contains(*id);
+        let unused = |id: &SetId| !self.tables.refs.contains(*id) && !self.is_linked(*id);
         let sets: Vec<SetId> = self.tables.sets_of.get(owner).into_iter().flatten().copied().filter(unused).collect();
         let mut below = Vec::new();
         for id in sets {
@@ -135,6 +135,11 @@ impl<M: Maps> Work<'_, M> {
         let name = asked.then(|| self.tables.port_name(owner)).flatten();
         if let Some(error) = name.as_ref().and_then(|name| self.tables.held.services.get(&name.service)) {
             return Err(error.clone());
+        }
+        let sets = self.tables.sets_of.get(owner).into_iter().flatten();
+        let waiting = !self.tables.held.links.is_empty() && sets.clone().any(|id| !self.tables.refs.contains(*id));
+        if waiting {
+            return Err(MapError::Failed("a set waits for the one that will lead to it".into()));
         }
         for net in self.stale_sources(owner, name.as_ref(), sources) {
             self.write(Op::Source(owner, net, false))?;

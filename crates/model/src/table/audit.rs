@@ -75,7 +75,8 @@ impl Tables {
             })?;
             let listed = self.sets_of.get(set.owner).is_some_and(|all| all.contains(&id));
             ensure(listed, || format!("set {id} is not among those of owner {}", set.owner))?;
-            ensure(self.refs.contains(id), || format!("nothing leads to set {id} {name:?}"))?;
+            let kept = name.as_ref().is_some_and(|name| self.held.is_linked(name));
+            ensure(kept || self.refs.contains(id), || format!("nothing leads to set {id} {name:?}"))?;
             for member in self.rows.members(set) {
                 let fits = self.rows.backends.get(*member).is_some_and(|b| {
                     b.owner == set.owner
