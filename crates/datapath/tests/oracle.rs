@@ -97,9 +97,11 @@ fn random_rows(dice: &mut Dice) -> Rows {
         }
     }
     // A policy without a bucket has no limit, whatever its sets say.
-    for policy in (1..4).filter(|_| dice.roll(4) != 0) {
+    for policy in 1..4 {
         let limit = Limit { connects_per_second: dice.roll(3), burst: 1 + dice.roll(4) };
-        rows.buckets.insert(policy, limit);
+        if dice.roll(4) != 0 {
+            rows.buckets.insert(policy, limit);
+        }
     }
     for _ in 0..dice.roll(6) {
         rows.selected.insert((1 + dice.roll(3), 1 + u64::from(dice.roll(5))));
