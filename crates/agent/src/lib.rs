@@ -9,6 +9,7 @@ mod http;
 pub mod identity;
 mod interface;
 mod listen;
+mod member;
 mod metric;
 mod owner;
 mod probe;

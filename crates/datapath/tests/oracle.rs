@@ -4,9 +4,11 @@
 mod ground;
 
 use beeline_datapath::{Config, Program};
+use beeline_model::bucket::Buckets;
 use beeline_model::event::Action;
 use beeline_model::op::{Maps, Op};
-use beeline_model::resolve::{Dial, resolve};
+use beeline_model::policy::Limit;
+use beeline_model::resolve::{Dial, resolve_with};
 use beeline_model::row::*;
 use beeline_model::rules::EmptyLocal;
 use beeline_model::{Address, Family, Protocol};
@@ -94,6 +96,16 @@ fn random_rows(dice: &mut Dice) -> Rows {
             rows.sources.insert((owner, nets[dice.roll(nets.len() as u32) as usize].parse().unwrap()));
         }
     }
+    // A policy without a bucket has no limit, whatever its sets say.
+    for policy in 1..4 {
+        let limit = Limit { connects_per_second: dice.roll(3), burst: 1 + dice.roll(4) };
+        if dice.roll(4) != 0 {
+            rows.buckets.insert(policy, limit);
+        }
+    }
+    for _ in 0..dice.roll(6) {
+        rows.selected.insert((1 + dice.roll(3), 1 + u64::from(dice.roll(5))));
+    }
     for text in ["10.96.0.1", "fd00:96::1"] {
         let address = Address::from(text.parse::<std::net::IpAddr>().unwrap());
         let words = if address.family() == Family::V4 { &mut rows.ranges_v4 } else { &mut rows.ranges_v6 };
@@ -136,7 +148,9 @@ fn random_set(dice: &mut Dice) -> SetRow {
         header: Header {
             next: if dice.roll(3) == 0 { SET_FIRST + dice.roll(10) } else { SET_NONE },
             affinity: 0,
-            limit: 0,
+            policy: dice.roll(4),
+            limited: dice.coin(),
+            self_next: dice.coin(),
             when_empty: if dice.coin() { WhenEmpty::Refuse } else { WhenEmpty::Fail },
             restricted: dice.roll(4) == 0,
             own_node: dice.roll(4) == 0,
@@ -149,12 +163,16 @@ fn random_dial(dice: &mut Dice) -> Dial {
     let mut dial = Dial::to(dice.address(), dice.port(), dice.protocol());
     dial.host = dice.coin();
     dial.source = dice.coin().then(|| dice.address());
+    dial.cgroups = (0..dice.roll(5)).map(|_| u64::from(dice.roll(12))).collect();
     dial.prefer = (dice.roll(3) == 0).then(|| (1 + dice.roll(19), dice.roll(3)));
     dial
 }
 
 fn ops(rows: &Rows) -> Vec<Op> {
     let mut ops: Vec<Op> = rows.backends.iter().map(|(id, row)| Op::Backend(id, *row)).collect();
+    ops.extend((1..4).map(Op::FillBucket));
+    ops.extend(rows.buckets.iter().map(|(policy, limit)| Op::Bucket(*policy, Some(*limit))));
+    ops.extend(rows.selected.iter().map(|(policy, cgroup)| Op::Member(*policy, *cgroup, true)));
     ops.push(Op::Slots(0, rows.slots.clone().into()));
     ops.extend(rows.sets.iter().map(|(id, row)| Op::Set(id, Box::new(*row))));
     ops.extend(rows.sources.iter().map(|(owner, net)| Op::Source(*owner, *net, true)));
@@ -171,6 +189,8 @@ fn undo(rows: &Rows) -> Vec<Op> {
     ops.extend(rows.nodes.keys().map(|at| Op::Node(*at, None)));
     ops.extend(rows.ports.keys().map(|(protocol, port)| Op::Port(*protocol, *port, PortBits::default())));
     ops.extend(rows.sources.iter().map(|(owner, net)| Op::Source(*owner, *net, false)));
+    ops.extend(rows.buckets.keys().map(|policy| Op::Bucket(*policy, None)));
+    ops.extend(rows.selected.iter().map(|(policy, cgroup)| Op::Member(*policy, *cgroup, false)));
     let empty =
         BackendRow { address: Address::ANY_V6, port: 0, node: 0, owner: 0, state: State { generation: 0, roles: 0 } };
     ops.extend(rows.backends.ids().map(|id| Op::Backend(id, empty)));
@@ -180,7 +200,7 @@ fn undo(rows: &Rows) -> Vec<Op> {
 #[test]
 fn kernel_and_twin_agree() {
     let ground = Ground::new();
-    let (mut compared, mut resolved, mut refused) = (0u32, 0u32, 0u32);
+    let (mut compared, mut resolved, mut refused, mut limited, mut own) = (0u32, 0u32, 0u32, 0u32, 0u32);
     for (mode, empty_local) in [EmptyLocal::Refuse, EmptyLocal::Drop].into_iter().enumerate() {
         let program = Program::open(Config { empty_local, ..ground.config() }).unwrap();
         let (mut kernel, door) = (program.kernel().unwrap(), program.door().unwrap());
@@ -189,10 +209,20 @@ fn kernel_and_twin_agree() {
             let rows = random_rows(&mut dice);
             assert_eq!(kernel.write_all(&ops(&rows)).1, None);
             assert_eq!(kernel.rows().unwrap().sources, rows.sources, "round {round}");
+            assert_eq!(kernel.rows().unwrap().selected, rows.selected, "round {round}");
+            assert_eq!(kernel.rows().unwrap().buckets, rows.buckets, "round {round}");
+            let (mut buckets, mut now) = (Buckets::default(), 1);
             for _ in 0..50 {
-                let dial = random_dial(&mut dice);
-                let twin = resolve(&rows, &dial, empty_local);
-                let answer = door.ask(&dial, dice.roll(u32::MAX), 1, 1).unwrap();
+                let mut dial = random_dial(&mut dice);
+                // Clocks of different processors: mostly forward.
+                now += u64::from(dice.roll(400_000_000));
+                dial.now = now.saturating_sub(u64::from(dice.roll(100_000_000))).max(1);
+                let twin = resolve_with(&rows, &dial, empty_local, &mut buckets);
+                let answer = door.ask(&dial, dice.roll(u32::MAX), 1, dial.now).unwrap();
+                let owner = twin.limited.map_or(0, |set| rows.sets[set].owner);
+                assert_eq!(answer.limited, owner, "round {round} {dial:?}\n{twin:?}\n{answer:?}");
+                limited += u32::from(owner != 0);
+                own += u32::from(twin.path.len() > 1 && !dial.cgroups.is_empty());
                 let said = (answer.action, answer.reason);
                 assert_eq!(said, (twin.action, twin.reason), "round {round} {dial:?}\n{twin:?}\n{answer:?}");
                 if answer.action == Action::Resolved {
@@ -206,6 +236,9 @@ fn kernel_and_twin_agree() {
         }
         drop(program);
     }
-    println!("{compared} dials compared: {resolved} resolved, {refused} refused alike");
+    println!(
+        "{compared} dials compared: {resolved} resolved, {refused} refused, {limited} over a limit, {own} further down alike"
+    );
+    assert!(limited > 1000 && own > 1000, "the policies were too tame: {limited} over a limit, {own} further down");
     assert!(resolved > 1000 && refused > 1000, "the tables were too tame: {resolved} resolved, {refused} refused");
 }

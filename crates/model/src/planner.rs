@@ -109,6 +109,11 @@ impl Planner {
         }
     }
 
+    /// Which cgroup the pod of this UID has; `None`: none, or none any more.
+    pub fn set_cgroup(&mut self, _uid: &str, _cgroup: Option<u64>) -> bool {
+        false
+    }
+
     fn mark(&mut self, name: OwnerName) -> bool {
         self.dirty.insert(name);
         true
