@@ -15,7 +15,7 @@ mod status;
 pub use balance::{
     AddressEndpoint, BalancingBackend, BalancingConfig, BalancingPolicy, BalancingPolicySpec, Mode, ServiceEndpoint,
 };
-pub use definition::{definitions, definitions_yaml};
+pub use definition::{definition_yaml, definitions};
 pub use frontend::{AddressMatcher, Frontend, FrontendPort, ServiceMatcher};
 pub use port::{AddressPort, EndpointPort, Transport};
 pub use redirect::{ConnectLimit, LocalBackend, LocalRedirectConfig, LocalRedirectPolicy, LocalRedirectPolicySpec};

@@ -10,10 +10,9 @@ pub fn definitions() -> [Value; 2] {
     [LocalRedirectPolicy::crd(), BalancingPolicy::crd()].map(plain)
 }
 
-/// One file for `kubectl apply`.
-pub fn definitions_yaml() -> String {
-    let written = |definition: Value| serde_saphyr::to_string(&definition).unwrap_or_default();
-    definitions().map(|definition| format!("---\n{}", written(definition))).concat()
+/// One document of a file for `kubectl apply`.
+pub fn definition_yaml(definition: &Value) -> Result<String, serde_saphyr::SerializeError> {
+    Ok(format!("---\n{}", serde_saphyr::to_string(definition)?))
 }
 
 fn plain(definition: CustomResourceDefinition) -> Value {

@@ -72,15 +72,20 @@ pub(super) fn counted(pairs: Pairs) -> Rule {
 }
 
 /// Of a single pair one side may leave the name out.
+const PARTNERS: &str = "(has(f.name) && has(b.name) ? f.name == b.name : BACK.toPorts.size() == 1)";
+
+/// Where the counts differ that is said, and where names are missing that is: one message for one mistake.
 pub(super) fn named(pairs: Pairs) -> Rule {
-    let same = "FRONT.toPorts.all(f, !has(f.name) || BACK.toPorts.exists(b, !has(b.name) || b.name == f.name))";
-    each(pairs, same, "a port of the frontend has no partner: give one of the backend's toPorts the same name")
+    let found = format!("FRONT.toPorts.all(f, !has(f.name) || BACK.toPorts.exists(b, {PARTNERS}))");
+    let named = "BACK.toPorts.all(b, has(b.name) || BACK.toPorts.size() == 1)";
+    let condition = format!("(FRONT.toPorts.size() != BACK.toPorts.size() || !{named} || {found})");
+    each(pairs, &condition, "a port of the frontend has no partner: give one of the backend's toPorts the same name")
 }
 
 pub(super) fn same_protocol(pairs: Pairs) -> Rule {
-    let other = "!has(f.name) || !has(b.name) || b.name == f.name ? b.protocol == f.protocol : true";
-    let message = "ports that are paired have different protocols: write the same protocol for both";
-    each(pairs, &format!("FRONT.toPorts.all(f, BACK.toPorts.all(b, {other}))"), message)
+    let some = |more: &str| format!("BACK.toPorts.exists(b, {PARTNERS}{more})");
+    let condition = format!("FRONT.toPorts.all(f, !{} || {})", some(""), some(" && b.protocol == f.protocol"));
+    each(pairs, &condition, "ports that are paired have different protocols: write the same protocol for both")
 }
 
 fn each(pairs: Pairs, condition: &str, message: &str) -> Rule {
