@@ -151,7 +151,8 @@ async fn bad_ones_are_refused(cluster: &Cluster<'_>) {
             Err(kube::Error::Api(status)) => status,
             other => panic!("{name} is not refused: {other:?}"),
         };
-        writeln!(said, "{name}\n    {}", refused.message).unwrap();
+        writeln!(said, "{name}").unwrap();
+        shown(&refused).iter().for_each(|line| writeln!(said, "    {line}").unwrap());
     }
     let file = folder().join("bad.txt");
     if std::env::var_os("BLESS").is_some() {
@@ -162,6 +163,14 @@ async fn bad_ones_are_refused(cluster: &Cluster<'_>) {
         assert_eq!(line, expected, "as bad.txt has it");
     }
     assert_eq!(said.lines().count(), expected.lines().count(), "bad.txt has as many cases");
+}
+
+/// As `kubectl` shows it: a line for each cause. The server has them in no order.
+fn shown(status: &kube::core::Status) -> Vec<String> {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let mut lines: Vec<String> = causes.map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+    lines.sort();
+    if lines.is_empty() { vec![status.message.clone()] } else { lines }
 }
 
 async fn a_status_has_a_place_of_its_own(cluster: &Cluster<'_>) {
