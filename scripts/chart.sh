@@ -114,6 +114,9 @@ check() {
     lacks 'patch'
     lacks '- SYS_ADMIN|netns' --set enterNamespaces=false
     lacks 'privileged: true' "${all[@]}"
+    has '^    helm.sh/resource-policy: keep$'
+    lacks 'resource-policy' "${all[@]}"
+    lacks 'CustomResourceDefinition' --set crds.install=false
     lacks 'helm.sh/hook' --set uninstall.detach=false
     refused apiServers --set besideKubeProxy=false
     refused besideKubePorxy --set besideKubePorxy=true

@@ -63,6 +63,9 @@ pub enum Command {
     Doctor(Doctor),
     /// Detach from every hook and remove every pin
     Cleanup(Cleanup),
+    /// The definitions of LocalRedirectPolicy and BalancingPolicy, as YAML
+    #[command(after_help = "Example:\n  beeline crds | kubectl apply -f -")]
+    Crds,
     /// Completions for a shell
     #[command(after_help = "Example:\n  beeline completions bash > /etc/bash_completion.d/beeline")]
     Completions { shell: clap_complete::Shell },

@@ -3,6 +3,7 @@
 use crate::{Claim, Convert, Format, Snapshot, diff, parse};
 use beeline_model::Name;
 use beeline_model::fact::{Fact, Service, Slice};
+use beeline_model::policy::{BackendPort, Matcher, Policy, PolicyKind, PortChoice, Target};
 use std::collections::HashSet;
 
 /// Panics where something does not hold.
@@ -26,7 +27,7 @@ fn check_fact(fact: &Fact) {
         Fact::Node(node) => assert!(!node.name.is_empty()),
         Fact::Pod(pod) => assert!(!pod.name.name.is_empty() && pod.node.is_some()),
         Fact::Namespace(namespace) => assert!(!namespace.name.is_empty()),
-        Fact::Policy(policy) => assert!(!policy.name.name.is_empty()),
+        Fact::Policy(policy) => check_policy(policy),
         Fact::PolicySlice(slice) => assert!(slice.endpoints.iter().all(|e| e.address.family() == slice.family)),
         gone => panic!("{gone:?} of a fresh read"),
     }
@@ -50,6 +51,42 @@ fn check_slice(slice: &Slice) {
     assert!(slice.endpoints.iter().all(|endpoint| endpoint.address.family() == slice.family), "{slice:?}");
     assert!(slice.endpoints.iter().all(|endpoint| !endpoint.address.is_loopback()), "{slice:?}");
     check_names(slice.ports.iter().map(|port| (&port.name, port.port)));
+}
+
+fn check_policy(policy: &Policy) {
+    assert!((1..=63).contains(&policy.name.name.len()), "{policy:?}");
+    assert!(policy.limit.is_none_or(|limit| limit.connects_per_second > 0 && limit.burst > 0), "{policy:?}");
+    let back = check_target(policy);
+    let front = match &policy.matcher {
+        Matcher::Service { ports: None, .. } => return,
+        Matcher::Service { ports: Some(ports), .. } => ports,
+        Matcher::Address { address, ports } => {
+            assert!(!address.is_any() && !address.is_loopback(), "{policy:?}");
+            ports
+        }
+    };
+    check_names(front.iter().map(|port| (&port.name, port.port)));
+    let paired = |name, protocol| back.iter().any(|port| port.name == name && port.protocol == protocol);
+    assert!(front.iter().all(|port| paired(port.name.clone(), port.protocol)), "{policy:?}");
+    assert_eq!(front.len(), back.len(), "{policy:?}");
+}
+
+fn check_target(policy: &Policy) -> &[BackendPort] {
+    let (local, ports) = match &policy.target {
+        Target::LocalPods { ports, .. } => (true, ports),
+        Target::Pods { ports, .. } => (false, ports),
+        Target::Addresses { addresses, ports } => {
+            let unique: HashSet<_> = addresses.iter().collect();
+            assert!(!addresses.is_empty() && unique.len() == addresses.len(), "{policy:?}");
+            assert!(addresses.iter().all(|address| !address.is_loopback() && !address.is_link_local()), "{policy:?}");
+            assert!(ports.iter().all(|port| matches!(port.port, PortChoice::Number(_))), "{policy:?}");
+            (false, ports)
+        }
+    };
+    assert_eq!(local, policy.name.kind == PolicyKind::LocalRedirect, "{policy:?}");
+    let number = |choice: &PortChoice| if let PortChoice::Number(number) = choice { *number } else { 1 };
+    check_names(ports.iter().map(|port| (&port.name, number(&port.port))));
+    ports
 }
 
 /// Names are keys downstream, and part of texts in which `/` separates.

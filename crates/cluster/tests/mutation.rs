@@ -7,7 +7,7 @@ use beeline_cluster::{Claim, Convert, Folder, Format, Snapshot, parse};
 use std::fs;
 use support::data;
 
-const FILES: [&str; 5] = ["dump.yaml", "legacy.yaml", "resolver.yml", "shop.yaml", "worker.json"];
+const FILES: [&str; 6] = ["dump.yaml", "legacy.yaml", "policy.yaml", "resolver.yml", "shop.yaml", "worker.json"];
 
 /// The parts of a file that stand or fall together.
 fn units(name: &str, text: &str) -> Vec<String> {
@@ -79,7 +79,14 @@ fn mutate(random: &mut fastrand::Rng, unit: &str) -> Vec<u8> {
 fn keys(snapshot: &Snapshot) -> Vec<String> {
     let services = snapshot.services.keys().map(|name| format!("Service {name}"));
     let slices = snapshot.slices.keys().map(|name| format!("Slice {}/{}", name.namespace, name.name));
-    services.chain(slices).chain(snapshot.nodes.keys().map(|(_, name)| format!("Node {name}"))).collect()
+    let nodes = snapshot.nodes.keys().map(|(_, name)| format!("Node {name}"));
+    let namespaces = snapshot.namespaces.keys().map(|(_, name)| format!("Namespace {name}"));
+    services
+        .chain(slices)
+        .chain(nodes)
+        .chain(namespaces)
+        .chain(snapshot.policies.keys().map(ToString::to_string))
+        .collect()
 }
 
 fn objects(name: &str, bytes: &[u8]) -> Snapshot {

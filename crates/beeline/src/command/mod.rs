@@ -3,6 +3,7 @@
 mod agent;
 mod backends;
 mod cleanup;
+mod crds;
 mod doctor;
 mod dump;
 mod explain;
@@ -42,6 +43,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Events(events) => monitor::set_level(&events),
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Cleanup(cleanup) => cleanup::run(&cleanup),
+        Command::Crds => crds::run(),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "beeline", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

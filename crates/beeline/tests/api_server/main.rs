@@ -15,4 +15,5 @@ mod front;
 mod listener;
 mod outage;
 mod plan;
+mod policy;
 mod proxy;

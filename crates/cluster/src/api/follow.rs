@@ -15,6 +15,7 @@ use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::{Request, Status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use tokio::sync::mpsc::Sender;
 
 /// Objects a page: a few megabytes of text at most.
@@ -39,6 +40,8 @@ pub(crate) struct Follow {
     /// A watch that says nothing for this long is dead. The server sends a bookmark a minute.
     pub(crate) patience: Duration,
     pub(crate) news: Sender<News>,
+    /// Something that was missing has been found: what is still missing may be there, too.
+    pub(crate) found: Arc<Notify>,
 }
 
 enum Ended {
@@ -65,6 +68,15 @@ impl Ended {
             Ended::Refused(status) => say(status),
             Ended::Stale(why) | Ended::Failed(why) => why.clone(),
         }
+    }
+
+    /// There is no such resource.
+    fn is_absent(&self) -> bool {
+        matches!(self, Ended::Refused(status) if status.code == 404)
+    }
+
+    fn is_denied(&self) -> bool {
+        matches!(self, Ended::Refused(status) if status.code == 401 || status.code == 403)
     }
 }
 
@@ -94,9 +106,17 @@ impl Follow {
     /// Ends when nobody listens any more.
     pub(crate) async fn run<K: Followed>(mut self) {
         let client = self.door.client();
-        let (mut pause, mut version, mut refused) = (Pause::default(), None, 0);
+        let (mut pause, mut search, mut version, mut refused) = (Pause::default(), Pause::search(), None, 0);
         loop {
             let Err(ended) = self.round::<K>(&client, &mut version, &mut pause).await else { continue };
+            // A server that once had it may have lost it for a moment only.
+            if K::OPTIONAL && ended.is_absent() && version.is_none() {
+                refused = 0;
+                if self.miss::<K>(&mut search).await.is_err() {
+                    return;
+                }
+                continue;
+            }
             if version.is_none() && self.widen::<K>(&ended) {
                 continue;
             }
@@ -117,6 +137,9 @@ impl Follow {
         loop {
             let server = self.door.server();
             let Err(ended) = self.list::<K>(&client).await else { return Ok(()) };
+            if K::OPTIONAL && ended.is_absent() {
+                return self.news.send(News::Done(K::KIND)).await.map_err(|_| Ended::Nobody.why());
+            }
             if self.widen::<K>(&ended) {
                 continue;
             }
@@ -124,6 +147,17 @@ impl Follow {
             if tries == 0 {
                 return Err(format!("{server} {}: {}", K::PATH, ended.why()));
             }
+        }
+    }
+
+    /// Nobody has installed it: there is none. Looks again now and then, and when its like has been found.
+    async fn miss<K: Followed>(&self, search: &mut Pause) -> Result<(), Ended> {
+        for news in [News::Begin(K::KIND), News::Done(K::KIND), News::Well(K::KIND)] {
+            self.news.send(news).await?;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(search.next()) => Ok(()),
+            () = self.found.notified() => Ok(()),
         }
     }
 
@@ -145,7 +179,7 @@ impl Follow {
             Ended::Refused(_) | Ended::Failed(_) => {}
         }
         let text = format!("{} {}: {}", self.door.server(), K::PATH, ended.why());
-        Ok(self.news.send(News::Failed(K::KIND, text)).await?)
+        Ok(self.news.send(News::Failed { kind: K::KIND, why: text, denied: ended.is_denied() }).await?)
     }
 
     async fn round<K: Followed>(
@@ -187,6 +221,9 @@ impl Follow {
             let version =
                 version.ok_or_else(|| Ended::Failed("a list without a resourceVersion is no answer".into()))?;
             self.news.send(News::Done(K::KIND)).await?;
+            if K::OPTIONAL {
+                self.found.notify_waiters();
+            }
             return Ok(version);
         }
     }

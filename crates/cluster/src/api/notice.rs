@@ -4,6 +4,7 @@
 //! it, the others are told that it exists already, and that is the end of it.
 
 use crate::kind::Kind;
+use crate::policy::{API_VERSION, BalancingPolicy, LocalRedirectPolicy};
 use beeline_model::fact::Refusal;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -29,6 +30,9 @@ impl Notice {
             Kind::Endpoints => ("Endpoints", "v1"),
             Kind::Node => ("Node", "v1"),
             Kind::Pod => ("Pod", "v1"),
+            Kind::Namespace => ("Namespace", "v1"),
+            Kind::LocalRedirect => ("LocalRedirectPolicy", API_VERSION),
+            Kind::Balancing => ("BalancingPolicy", API_VERSION),
         };
         let object = ObjectReference {
             api_version: Some(api_version.into()),
@@ -105,8 +109,8 @@ pub(crate) async fn post(client: kube::Client, node: String, mut notices: Receiv
 pub(crate) async fn look_up(client: kube::Client, mut refused: Receiver<Refusal>, notices: Sender<Notice>) {
     while let Some(refusal) = refused.recv().await {
         match tokio::time::timeout(LIMIT, find(&client, &refusal)).await {
-            Ok(Ok(Some(meta))) => {
-                let _ = notices.send(Notice::about(Kind::Service, &meta, &refusal)).await;
+            Ok(Ok(Some((kind, meta)))) => {
+                let _ = notices.send(Notice::about(kind, &meta, &refusal)).await;
             }
             Ok(Ok(None)) => {}
             Ok(Err(error)) => tracing::debug!("no Event about {}: {error}", refusal.subject),
@@ -115,12 +119,24 @@ pub(crate) async fn look_up(client: kube::Client, mut refused: Receiver<Refusal>
     }
 }
 
-/// By a list of one: that is what our account may do, and all that following Services needs.
-async fn find(client: &kube::Client, refusal: &Refusal) -> Result<Option<ObjectMeta>, kube::Error> {
-    let Some((namespace, name)) = refusal.subject.strip_prefix("Service ").and_then(|name| name.split_once('/')) else {
-        return Ok(None);
+/// By a list of one: that is what our account may do, and all that following these kinds needs.
+async fn find(client: &kube::Client, refusal: &Refusal) -> Result<Option<(Kind, ObjectMeta)>, kube::Error> {
+    let Some((word, place)) = refusal.subject.split_once(' ') else { return Ok(None) };
+    let Some((namespace, name)) = place.split_once('/') else { return Ok(None) };
+    let found = match word {
+        "Service" => (Kind::Service, first(Api::<Service>::namespaced(client.clone(), namespace), name).await?),
+        "LocalRedirectPolicy" => {
+            (Kind::LocalRedirect, first(Api::<LocalRedirectPolicy>::namespaced(client.clone(), namespace), name).await?)
+        }
+        "BalancingPolicy" => {
+            (Kind::Balancing, first(Api::<BalancingPolicy>::namespaced(client.clone(), namespace), name).await?)
+        }
+        _ => return Ok(None),
     };
-    let api: Api<Service> = Api::namespaced(client.clone(), namespace);
+    Ok(found.1.map(|meta| (found.0, meta)))
+}
+
+async fn first<K: kube::Resource + Clone>(api: Api<K>, name: &str) -> Result<Option<ObjectMeta>, kube::Error> {
     let one = ListParams::default().fields(&format!("metadata.name={name}"));
     Ok(api.list_metadata(&one).await?.items.into_iter().next().map(|object| object.metadata))
 }

@@ -3,11 +3,15 @@
 use super::access::AccessError;
 use super::book::Book;
 use super::door::Door;
-use super::{Server, UNDER_WAY};
+use super::follow::Selector;
+use super::{Pods, Read, Server, UNDER_WAY};
 use crate::convert::Convert;
+use crate::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
 use crate::snapshot::Snapshot;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use std::sync::Arc;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::channel;
 
 #[derive(Debug, thiserror::Error)]
@@ -25,18 +29,30 @@ impl Server {
         let door = Door::open(self.access.clone(), self.patience).await?;
         let (news, mut heard) = channel(UNDER_WAY);
         let [services, slices, nodes, pods] = self.selectors();
-        let services = self.follow(&door, services, &news).once::<Service>();
-        let slices = self.follow(&door, slices, &news).once::<EndpointSlice>();
-        let nodes = self.follow(&door, nodes, &news).once::<Node>();
-        let pods = self.follow(&door, pods, &news).once::<Pod>();
+        let found = Arc::new(Notify::new());
+        let follow = |selector| self.follow(&door, selector, &news, &found);
+        let services = follow(services).once::<Service>();
+        let slices = follow(slices).once::<EndpointSlice>();
+        let nodes = follow(nodes).once::<Node>();
+        let pods = follow(pods).once::<Pod>();
+        let redirects = follow(Selector::default()).once::<Read<LocalRedirectPolicySpec>>();
+        let balancing = follow(Selector::default()).once::<Read<BalancingPolicySpec>>();
+        let namespaces = (self.pods == Pods::All).then(|| follow(Selector::default()).once::<Namespace>());
+        let namespaces = async {
+            match namespaces {
+                Some(list) => list.await,
+                None => Ok(()),
+            }
+        };
         drop(news);
-        let mut book = Book::new(Convert::new(&self.cluster, self.claim), &self.node);
+        let followed = self.followed();
+        let mut book = Book::new(Convert::new(&self.cluster, self.claim), &self.node, &followed);
         let take = async {
             while let Some(news) = heard.recv().await {
                 book.take(news);
             }
         };
-        let lists = async { tokio::try_join!(services, slices, nodes, pods) };
+        let lists = async { tokio::try_join!(services, slices, nodes, pods, redirects, balancing, namespaces) };
         let (listed, ()) = tokio::join!(lists, take);
         listed.map_err(LoadError::List)?;
         let batch = book.batch(door.server()).unwrap_or_default();
