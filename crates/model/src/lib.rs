@@ -22,6 +22,7 @@ pub mod rules;
 pub mod select;
 pub mod selector;
 pub mod table;
+pub mod virtual_address;
 
 pub use address::{Address, Family};
 pub use name::{Audience, Name, OwnerName, PortName, Protocol, SetName, SetRole};
