@@ -5,7 +5,7 @@
  * is explicit and sizes are asserted.
  *
  * A dial walks: filter (is this any service's port or range at all?) -> frontend -> set -> backend. The agent owns
- * those rows; what the kernel itself writes (affinity, counters, socket records) lies in maps of its own.
+ * those rows; what the kernel itself writes (affinity, tokens, counters, socket records) lies in maps of its own.
  */
 #pragma once
 #include "kernel.h"
@@ -18,10 +18,10 @@ struct address {
 /* Counted up whenever a table's key or value changes: an agent rebuilds tables of another layout beside the old ones. */
 #ifdef BEELINE_OTHER_LAYOUT
 /* A second layout, for the upgrade tests: same meaning, other sizes. */
-enum layout { LAYOUT = 1002 };
+enum layout { LAYOUT = 1003 };
 #define OTHER_LAYOUT_PAD __u64 other_layout;
 #else
-enum layout { LAYOUT = 2 };
+enum layout { LAYOUT = 3 };
 #define OTHER_LAYOUT_PAD
 #endif
 
@@ -119,8 +119,9 @@ enum set_flag {
     SET_SOURCE_RANGES = 1, /* the dialler's address must be in map `source` */
     SET_OWN_NODE =
         2, /* as a NodePort for our own addresses only (external Local); others: when_empty */
-    SET_SELF_NEXT = 4, /* a member that dials it goes to the next set */
+    SET_SELF_NEXT = 4, /* a pod that its policy selects (map `member`) goes to the next set */
     SET_V6 = 8, /* the family, which an empty set's members do not tell */
+    SET_LIMITED = 16, /* a pick costs a token of the policy's bucket; without one: the next set */
 };
 
 struct set {
@@ -129,7 +130,7 @@ struct set {
     __u32 next; /* the set below in the order, SET_NONE: none */
     __u32 owner; /* id in map `names`; index of counters */
     __u32 affinity; /* seconds, 0: none */
-    __u32 limit; /* token bucket, 0: none */
+    __u32 policy; /* its number: SET_SELF_NEXT and SET_LIMITED ask by it; 0: none */
     __u32 node; /* ROLE_NODE: id of that node */
     __u8 role;
     __u8 rule;
@@ -170,6 +171,46 @@ struct source_key {
     __u32 family; /* 4 or 6: a short v6 prefix would cover mapped addresses too */
     struct address address;
 };
+
+/*
+ * ---- policies ----
+ * A policy's number is the id of its name (NAME_POLICY), so it lasts as long as the policy has a set, across restarts.
+ * It is the number that a bucket belongs to, not the policy's uid: one that is deleted and made again under its name gets
+ * a full bucket if the agent saw it gone in between, and goes on with what is left if it did not.
+ */
+
+/* Written by the agent; one word, so that no dial sees the rate of one limit and the burst of another. 0: no limit. */
+struct bucket {
+    __u32 rate; /* tokens a second */
+    __u32 burst; /* tokens that it holds at most */
+};
+
+/*
+ * Written by the kernel, one row a policy: its sets, ports and families share it. All zero: full, which is how the agent
+ * hands a number out.
+ *
+ * A lock, not one atomic word: a dial that lost the race for a word must try again, and the verifier wants an end to
+ * that, after which a token would be refused that is there. The lock is held for a few instructions, and 6.1 takes it in
+ * every program type that we use. And two words have room for exact arithmetic: credit is kept in billionths of a token,
+ * so that no rate is rounded to whole nanoseconds.
+ */
+struct level {
+    struct bpf_spin_lock lock;
+    __u32 pad;
+    __u64 time; /* ns, monotonic: when `credit` was right */
+    __u64 credit; /* billionths of a token */
+};
+
+enum { TOKEN = 1000000000 };
+
+/* A pod that a policy selects, by the cgroup of the pod: its containers' lie below. */
+struct member_key {
+    __u64 cgroup;
+    __u32 policy;
+    __u32 pad;
+};
+
+enum { MEMBER_LEVELS = 4 };
 
 /* ---- name: id -> text, so that restart and `status` need no API server. Its layout is versioned apart. ---- */
 enum { NAME_TEXT = 248 };
@@ -282,6 +323,9 @@ struct control {
     __u32 event_level;
     __u32 event_sample; /* 1 in N */
     __u64 cgroup_levels; /* bit L: some row of map `cgroup` is a cgroup L levels below the root */
+    /* Where cgroups of pods stand, a byte each: how many levels below the root, and one; 0: unused. */
+    __u32 member_levels;
+    __u32 pad;
     struct address host4; /* what the host itself dials from, mapped; zero: unknown */
     struct address host6;
 };
@@ -308,6 +352,8 @@ enum reason {
     REASON_SOURCE_DENIED = 4,
     REASON_SOURCE_UNKNOWN = 5,
     REASON_RECORD = 6, /* the record of an unconnected send could not be stored */
+    REASON_LIMITED = 7, /* over the policy's limit, and no set is below */
+    REASON_SELF = 8, /* a pod that the policy selects dialled it, and no set is below */
 };
 
 enum hook {
@@ -334,6 +380,8 @@ struct event {
     __u8 affinity; /* 1: the backend was remembered */
     __u8 pad;
     __u32 set;
+    __u32 limited; /* as in the verdict */
+    __u32 pad2;
     char process[16];
 };
 
@@ -353,6 +401,7 @@ struct dial {
     __u8 source_known;
     __u8 host; /* the dialler stands in the host's own network namespace */
     __u16 pad;
+    __u64 cgroup[MEMBER_LEVELS]; /* above the dialler, at member_levels; only if the set asks */
 };
 
 struct verdict {
@@ -368,6 +417,8 @@ struct verdict {
     __u8 rule;
     __u8 affinity;
     __u8 races;
+    __u32 limited; /* owner of the set above whose limit this dial was; 0: of none */
+    __u32 pad;
 };
 
 /* ---- the test doors (door.bpf.c) ---- */
@@ -381,7 +432,7 @@ struct question {
  * chosen port other than `expect` is a pod of another service.
  */
 struct siege {
-    struct dial dial;
+    struct dial dial; /* now 0: by the clock */
     __u32 rounds;
     __be16 expect;
     __u16 pad;
@@ -417,6 +468,9 @@ _Static_assert(sizeof(struct backend) == 32, "backend");
 _Static_assert(sizeof(struct frontend) == 8, "frontend is read as one word");
 _Static_assert(sizeof(struct node) == 8, "node is read as one word");
 _Static_assert(sizeof(struct source_key) == 28, "source_key");
+_Static_assert(sizeof(struct bucket) == 8, "bucket is read as one word");
+_Static_assert(sizeof(struct level) == 24, "level");
+_Static_assert(sizeof(struct member_key) == 16, "member_key");
 _Static_assert(sizeof(struct name) == 256, "name");
 _Static_assert(sizeof(struct affinity_key) == 16, "affinity_key");
 _Static_assert(sizeof(struct affinity) == 40, "affinity");
@@ -426,8 +480,8 @@ _Static_assert(sizeof(struct udp_record) == 408, "udp_record");
 _Static_assert(sizeof(struct overflow_key) == 32, "overflow_key");
 _Static_assert(sizeof(struct counters) == 64, "counters");
 _Static_assert(sizeof(struct cgroup_rule) == 8, "cgroup_rule");
-_Static_assert(sizeof(struct control) == 64, "control");
-_Static_assert(sizeof(struct event) == 96, "event");
-_Static_assert(sizeof(struct dial) == 72, "dial");
-_Static_assert(sizeof(struct verdict) == 40, "verdict");
+_Static_assert(sizeof(struct control) == 72, "control");
+_Static_assert(sizeof(struct event) == 104, "event");
+_Static_assert(sizeof(struct dial) == 104, "dial");
+_Static_assert(sizeof(struct verdict) == 48, "verdict");
 _Static_assert(sizeof(struct surveyed) == 104, "surveyed");

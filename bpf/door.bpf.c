@@ -26,6 +26,7 @@ int door(struct __sk_buff *skb)
 struct turn {
     struct siege siege;
     __u32 first;
+    __u32 clock;
 };
 
 enum { LINGERS = 256, LOOPS = 1 << 20 };
@@ -49,6 +50,8 @@ static long knock(__u32 i, struct turn *t)
     struct hit hit = {};
 
     t->siege.dial.random = bpf_get_prandom_u32();
+    if (t->clock)
+        t->siege.dial.now = bpf_ktime_get_ns();
     if (t->siege.spread > 1)
         t->siege.dial.address.word[3] =
             bpf_htonl(t->first + ((__u64)bpf_get_prandom_u32() * t->siege.spread >> 32));
@@ -77,6 +80,7 @@ int besiege(struct __sk_buff *skb)
     if (bpf_skb_load_bytes(skb, 0, &t.siege, sizeof(t.siege)))
         return -1;
     t.first = bpf_ntohl(t.siege.dial.address.word[3]);
+    t.clock = !t.siege.dial.now;
     start = bpf_ktime_get_ns();
     bpf_loop(t.siege.rounds & 0x7fffff, knock, &t, 0);
     t.siege.took = bpf_ktime_get_ns() - start;

@@ -50,6 +50,8 @@ static __always_inline void report(const struct control *c, __u8 hook, const str
     e->affinity = v->affinity;
     e->pad = 0;
     e->set = v->set;
+    e->limited = v->limited;
+    e->pad2 = 0;
     bpf_get_current_comm(e->process, sizeof(e->process));
     bpf_ringbuf_submit(e, 0);
 }

@@ -45,6 +45,11 @@ enum { IPPROTO_TCP = 6, IPPROTO_UDP = 17, IPPROTO_MPTCP = 262 };
 enum { ECONNREFUSED = 111, ENOBUFS = 105 };
 enum { SK_ESTABLISHED = 1 };
 
+/* Known to the kernel by its name, in the value of a map. */
+struct bpf_spin_lock {
+    __u32 val;
+};
+
 struct bpf_sock {
     __u32 bound_dev_if;
     __u32 family;

@@ -23,12 +23,15 @@ TABLE(slot, BPF_MAP_TYPE_ARRAY, __u32, __u32, 1024, BPF_F_MMAPABLE);
 TABLE(backend, BPF_MAP_TYPE_ARRAY, __u32, struct backend, 1024, BPF_F_MMAPABLE);
 TABLE(node, BPF_MAP_TYPE_HASH, struct address, struct node, 1024, 0);
 TABLE(source, BPF_MAP_TYPE_LPM_TRIE, struct source_key, __u32, 1024, BPF_F_NO_PREALLOC);
+TABLE(bucket, BPF_MAP_TYPE_ARRAY, __u32, struct bucket, 1024, BPF_F_MMAPABLE);
+TABLE(member, BPF_MAP_TYPE_HASH, struct member_key, __u32, 1024, BPF_F_NO_PREALLOC);
 TABLE(names, BPF_MAP_TYPE_ARRAY, __u32, struct name, 1024, BPF_F_MMAPABLE);
 TABLE(cgroup, BPF_MAP_TYPE_HASH, __u64, struct cgroup_rule, 1024, 0);
 TABLE(control, BPF_MAP_TYPE_ARRAY, __u32, struct control, 1, BPF_F_MMAPABLE);
 
 /* the kernel's */
 TABLE(affinity, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 1024, 0);
+TABLE(level, BPF_MAP_TYPE_ARRAY, __u32, struct level, 1024, 0);
 TABLE(counters, BPF_MAP_TYPE_ARRAY, __u32, struct counters, 1024, BPF_F_MMAPABLE);
 TABLE(picks, BPF_MAP_TYPE_ARRAY, __u32, __u64, 1024, BPF_F_MMAPABLE);
 TABLE(stats, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, STATS, 0);

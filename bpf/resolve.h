@@ -12,6 +12,7 @@
  */
 #pragma once
 #include "find.h"
+#include "policy.h"
 
 enum { LINKS = 3, PICKS = 3 };
 
@@ -168,6 +169,11 @@ static __always_inline bool take_from(const struct dial *d, const struct set *s,
         return false;
     if (d->prefer && take_again(s, d->prefer, d->prefer_generation, v))
         return true;
+    /* What follows is a pick, also where it is remembered. */
+    if (s->flags & SET_LIMITED && !take_token(s->policy, d->now)) {
+        v->limited = s->owner;
+        return false;
+    }
     if (!s->affinity)
         return pick(d, s, v);
     if (take_remembered(d, s, v))
@@ -178,6 +184,7 @@ static __always_inline bool take_from(const struct dial *d, const struct set *s,
     return true;
 }
 
+/* The dial may not use this set, or nobody is in it. */
 static __always_inline void empty(const struct set *s, struct verdict *v)
 {
     if (s->when_empty == EMPTY_FAIL)
@@ -208,12 +215,24 @@ static __always_inline bool bar(const struct dial *d, const struct hit *hit, con
     return false;
 }
 
+/* Nothing is below a set that gave no backend. */
+static __always_inline void end(const struct set *s, bool self, struct verdict *v)
+{
+    if (self)
+        refuse(v, REASON_SELF);
+    else if (v->limited && v->limited == s->owner)
+        refuse(v, REASON_LIMITED);
+    else
+        empty(s, v);
+}
+
 /*
  * A global function: the verifier looks at its paths once, for any input, and not again with every path that leads here
  * and on from here. Inlined, a hook took it 700,000 instructions of at most 1,000,000, and 6.1 gave up.
  */
 __attribute__((noinline)) int decide(const struct dial *d, const struct hit *hit, struct verdict *v)
 {
+    bool self;
     __u32 id;
 
     if (!d || !hit || !v)
@@ -233,11 +252,14 @@ __attribute__((noinline)) int decide(const struct dial *d, const struct hit *hit
         v->set = id;
         v->owner = s->owner;
         v->rule = s->rule;
-        if (bar(d, hit, s, v) || take_from(d, s, v))
+        if (bar(d, hit, s, v))
+            return 0;
+        self = s->flags & SET_SELF_NEXT && is_selected(d, s->policy);
+        if (!self && take_from(d, s, v))
             return 0;
         id = s->next;
         if (id == SET_NONE) {
-            empty(s, v);
+            end(s, self, v);
             return 0;
         }
     }
@@ -246,13 +268,29 @@ __attribute__((noinline)) int decide(const struct dial *d, const struct hit *hit
 
 /* ---- what a verdict leaves behind ---- */
 
+static __always_inline struct counters *counters_of(__u32 owner)
+{
+    __u32 at = owner * shards + (bpf_get_smp_processor_id() & (shards - 1));
+
+    return bpf_map_lookup_elem(&counters, &at);
+}
+
+/* Counted where the limit is, wherever the dial went from there. */
+static __always_inline void account_limit(const struct verdict *v)
+{
+    struct counters *c = v->limited ? counters_of(v->limited) : NULL;
+
+    if (c)
+        __sync_fetch_and_add(&c->limited, 1);
+}
+
 static __always_inline void account(const struct verdict *v)
 {
-    __u32 at = v->owner * shards + (bpf_get_smp_processor_id() & (shards - 1));
     __u32 id = v->backend;
-    struct counters *c = bpf_map_lookup_elem(&counters, &at);
+    struct counters *c = counters_of(v->owner);
     __u64 *n;
 
+    account_limit(v);
     if (c) {
         if (v->action == ACTION_RESOLVED)
             __sync_fetch_and_add(&c->dials, 1);

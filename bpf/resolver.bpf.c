@@ -125,9 +125,29 @@ static __always_inline bool is_ours(const struct bpf_sock_addr *ctx)
            (ctx->type == SOCK_DGRAM && ctx->protocol == IPPROTO_UDP);
 }
 
+/*
+ * The cgroups above this process at which pods stand: they tell a pod also where it is hostNetwork, and whatever cgroups
+ * its containers make below. A policy's set is the first of its chain, so nobody else need ask.
+ */
+static __always_inline void gather_cgroups(const struct control *c, const struct hit *hit,
+                                           struct dial *d)
+{
+    __u32 levels = READ_ONCE(c->member_levels), id = hit->set;
+    struct set *s = levels ? bpf_map_lookup_elem(&set, &id) : NULL;
+
+    if (!s || !(s->flags & SET_SELF_NEXT))
+        return;
+    for (int i = 0; i < MEMBER_LEVELS; i++) {
+        __u32 level = (levels >> (8 * i)) & 0xff;
+
+        if (level)
+            d->cgroup[i] = bpf_get_current_ancestor_cgroup_id(level - 1);
+    }
+}
+
 /* All that a decision needs and a miss does not. */
 static __always_inline bool gather(struct bpf_sock_addr *ctx, int family, const struct control *c,
-                                   struct dial *d)
+                                   const struct hit *hit, struct dial *d)
 {
     struct address bound = bound_address(ctx->sk, family);
 
@@ -143,6 +163,7 @@ static __always_inline bool gather(struct bpf_sock_addr *ctx, int family, const 
     d->random = bpf_get_prandom_u32();
     d->now = bpf_ktime_get_ns();
     place_source(ctx->sk, family, c, d);
+    gather_cgroups(c, hit, d);
     return true;
 }
 
@@ -194,7 +215,7 @@ static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, str
     d->port = ctx->user_port;
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
-    if (opted_out(c, d) || !find(d, &hit) || !gather(ctx, family, c, d)) {
+    if (opted_out(c, d) || !find(d, &hit) || !gather(ctx, family, c, &hit, d)) {
         forget(ctx, d);
         return PASS;
     }
@@ -231,7 +252,8 @@ static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct
      * which may be a frontend itself (a hostNetwork pod, or a service address that connect left alone): no new dial.
      */
     if (opted_out(c, d) || !find(d, &hit) ||
-        is_connected_to(ctx->sk, family, &d->address, d->port) || !gather(ctx, family, c, d)) {
+        is_connected_to(ctx->sk, family, &d->address, d->port) ||
+        !gather(ctx, family, c, &hit, d)) {
         forget_sent(ctx, family, d);
         return PASS;
     }

@@ -8,6 +8,7 @@ mod health;
 mod http;
 pub mod identity;
 mod interface;
+mod member;
 mod metric;
 mod owner;
 mod probe;

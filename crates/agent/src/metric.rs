@@ -144,7 +144,15 @@ fn register_refusals(registry: &mut Registry, state: &State) {
 }
 
 fn register_ports(registry: &mut Registry, state: &State) {
-    let names = ["dials", "dials_refused", "dials_no_local", "affinity_hits", "picks_raced", "dials_source_denied"];
+    let names = [
+        "dials",
+        "dials_refused",
+        "dials_no_local",
+        "affinity_hits",
+        "picks_raced",
+        "dials_source_denied",
+        "dials_limited",
+    ];
     let families: Vec<Family<PortLabels, Counter>> = names.iter().map(|_| Family::default()).collect();
     let picks: Family<BackendLabels, Counter> = Family::default();
     let mut labels_of = BTreeMap::new();
@@ -152,7 +160,7 @@ fn register_ports(registry: &mut Registry, state: &State) {
     let counted = state.count.of_all().unwrap_or_default();
     let named = state.tables.port_names().filter_map(|(name, owner)| Some((name, owner, counted.get(&owner)?)));
     for (name, owner, c) in named {
-        let values = [c.dials, c.refused, c.no_local, c.affinity_hits, c.raced, c.source_denied];
+        let values = [c.dials, c.refused, c.no_local, c.affinity_hits, c.raced, c.source_denied, c.limited];
         let labels = PortLabels {
             namespace: name.service.namespace().into(),
             service: name.service.name().into(),

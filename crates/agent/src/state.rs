@@ -2,6 +2,7 @@
 
 use crate::change::Changes;
 use crate::identity::Identities;
+use crate::member::{Members, News};
 use crate::probe::{self, Probes};
 use crate::settings::{Origin, Orphan, Settings};
 use crate::status::{Counts, KernelStatus, LastChange, Source, Status};
@@ -43,6 +44,9 @@ const REAP_TRIES: u32 = 20;
 /// After a change of UDP backends the sockets are looked at at once, and again after this long.
 const SECOND_LOOK: Duration = Duration::from_millis(200);
 
+/// Pods that a policy selects and that have no cgroup yet are looked for this often.
+const WALK: Duration = Duration::from_millis(500);
+
 pub struct State {
     pub settings: Settings,
     pub program: Program,
@@ -55,6 +59,9 @@ pub struct State {
     identities: Arc<Identities>,
     /// Pods that ask to be left alone may have come, gone, or got their cgroup.
     untouched_open: bool,
+    members: Members,
+    /// Not before: a walk over all pods' cgroups is a few milliseconds, and some pods wait long for theirs.
+    next_walk: Instant,
     reaper: Option<Reaper>,
     source: Source,
     /// Every file has been read whole at least once. Before that nobody knows whose the rows are that the plan does not
@@ -122,6 +129,8 @@ impl State {
             probes,
             identities,
             untouched_open: false,
+            members: Members::default(),
+            next_walk: Instant::now(),
             source_whole: false,
             source_refusals: Vec::new(),
             table_refusals: BTreeMap::new(),
@@ -152,11 +161,14 @@ impl State {
         for fact in batch.facts {
             self.changes.count(&fact);
             self.untouched_open |= self.identities.apply(&fact);
+            self.members.apply(&fact);
             self.planner.apply(fact);
         }
         if !self.source.synced {
             return Ok(());
         }
+        // Before anything is planned: after a restart the pods of a policy are not to leave its sets and come back.
+        self.find_members();
         if first {
             return self.sync_all(started);
         }
@@ -308,11 +320,34 @@ impl State {
         }
     }
 
+    /// Cgroups of the pods that policies select, as far as they have one by now.
+    fn find_members(&mut self) {
+        if !self.members.is_open() {
+            return;
+        }
+        self.next_walk = Instant::now() + WALK;
+        for News { uid, cgroup } in self.members.look(&self.settings.cgroup) {
+            let told = cgroup.map(|(id, path)| self.tell_level(&path).map(|()| id)).transpose();
+            match told {
+                Ok(id) => drop(self.planner.set_cgroup(&uid, id)),
+                Err(error) => tracing::warn!("pod {uid} joins no LocalRedirectPolicy: {error}"),
+            }
+        }
+    }
+
+    /// The kernel half must know where to look before somebody is there.
+    fn tell_level(&self, path: &Path) -> beeline_datapath::Result<()> {
+        self.control.add_member_levels([beeline_datapath::cgroup::level(path)?])
+    }
+
     /// Once in a while: a sign of life, released ids, what failed before, sockets left behind.
     pub fn tick(&mut self) -> anyhow::Result<()> {
         self.control.beat();
         if self.untouched_open {
             self.leave_alone();
+        }
+        if self.source.synced && Instant::now() >= self.next_walk {
+            self.find_members();
         }
         self.tables.recycle(&mut self.kernel)?;
         let now = Instant::now();
@@ -334,6 +369,7 @@ impl State {
         if !self.source.synced {
             return Ok(());
         }
+        self.members.doubt();
         let mended = self.program.mend()?;
         if !mended.is_empty() {
             tracing::warn!("somebody had detached us from {}: attached again", mended.join(", "));

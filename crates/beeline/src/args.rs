@@ -130,6 +130,10 @@ pub enum DumpTable {
     Affinity,
     /// What open sockets remember: dialled, and become
     Nat,
+    /// Policies by their numbers: limit, tokens that are left, sets
+    Policy,
+    /// Pods that a policy selects, by their cgroups
+    Member,
 }
 
 #[derive(Clone, Debug, ClapArgs)]

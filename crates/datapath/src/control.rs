@@ -159,6 +159,31 @@ impl Control {
         Ok(())
     }
 
+    /// Cgroups of pods stand at these levels below the root, from now on too: to be told before a pod is a member.
+    pub fn add_member_levels(&self, levels: impl IntoIterator<Item = u32>) -> Result<()> {
+        let at = offset_of!(abi::control, member_levels);
+        let mut told = self.row.load::<u32>(0, at).to_ne_bytes();
+        for level in levels {
+            // Kept as one more, so that 0 is none.
+            let byte = u8::try_from(level + 1).unwrap_or(0);
+            if byte == 0 || u32::from(byte) > LEVELS {
+                return Err(Error::Said(format!("a pod's cgroup is {level} levels deep: at most {} can be told", LEVELS - 1)));
+            }
+            if told.contains(&byte) {
+                continue;
+            }
+            let free = told.iter_mut().find(|told| **told == 0);
+            *free.ok_or_else(|| Error::Said(format!("pods' cgroups stand at more than {} levels", size_of::<u32>())))? = byte;
+        }
+        self.row.store(0, at, u32::from_ne_bytes(told));
+        Ok(())
+    }
+
+    pub fn member_levels(&self) -> Vec<u32> {
+        let told: u32 = self.row.load(0, offset_of!(abi::control, member_levels));
+        told.to_ne_bytes().into_iter().filter(|byte| *byte != 0).map(|byte| u32::from(byte) - 1).collect()
+    }
+
     /// Cgroups that are left alone, by id.
     pub fn untouched(&self) -> Vec<u64> {
         self.cgroups.keys().filter_map(|k| from_bytes(&k)).collect()

@@ -112,7 +112,7 @@ impl Count {
             let (Some(at), Some(row)) = (from_bytes::<u32>(&key), from_bytes::<abi::counters>(&value)) else {
                 continue;
             };
-            if row.dials + row.refused + row.source_denied > 0 {
+            if row.dials + row.refused + row.source_denied + row.limited > 0 {
                 let sum = sums.entry(at / self.shards).or_default();
                 *sum = add(*sum, row);
             }

@@ -19,6 +19,8 @@ pub struct Answer {
     pub backend: u32,
     pub chosen: Option<(Address, u16)>,
     pub affinity: bool,
+    /// Owner of the set whose limit it met; 0: of none.
+    pub limited: u32,
 }
 
 /// What came of the same dial, made many times while tables changed.
@@ -81,6 +83,12 @@ impl Door {
         self.run_siege(abi::siege { linger: linger.as_nanos() as u32, ..siege })
     }
 
+    /// As `besiege`, by the kernel's clock, which buckets fill by.
+    pub fn besiege_in_time(&self, dial: &Dial, rounds: u32, expect: u16) -> Result<Toll> {
+        let siege = siege(dial, rounds, expect);
+        self.run_siege(abi::siege { dial: abi::dial { now: 0, ..siege.dial }, ..siege })
+    }
+
     fn run_siege(&self, siege: abi::siege) -> Result<Toll> {
         let out = self.run("besiege", bytes_of(&siege))?;
         let s: abi::siege = from_bytes(&out).ok_or_else(|| Error::Said("a short answer".into()))?;
@@ -94,6 +102,9 @@ fn siege(dial: &Dial, rounds: u32, expect: u16) -> abi::siege {
 
 fn wire_dial(dial: &Dial, random: u32, client: u64, now: u64) -> abi::dial {
     let (prefer, prefer_generation) = dial.prefer.unwrap_or_default();
+    let mut cgroup = abi::dial::default().cgroup;
+    // Those at the levels at which pods stand, which is what a hook gathers.
+    cgroup.iter_mut().zip(&dial.cgroups).for_each(|(to, id)| *to = *id);
     abi::dial {
         address: wire::address(dial.address),
         source: dial.source.map(wire::address).unwrap_or_default(),
@@ -107,6 +118,7 @@ fn wire_dial(dial: &Dial, random: u32, client: u64, now: u64) -> abi::dial {
         protocol: Protocol::number(dial.protocol),
         source_known: u8::from(dial.source.is_some()),
         host: u8::from(dial.host),
+        cgroup,
         ..Default::default()
     }
 }
@@ -121,5 +133,6 @@ fn read_verdict(v: &abi::verdict) -> Answer {
         backend: v.backend,
         chosen: (action == Action::Resolved).then(|| (wire::read_address(&v.address), u16::from_be(v.port))),
         affinity: v.affinity != 0,
+        limited: v.limited,
     }
 }

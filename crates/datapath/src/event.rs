@@ -63,5 +63,6 @@ fn read_event(e: &abi::event) -> Event {
         action,
         reason: wire::read_reason(e.reason),
         affinity: e.affinity != 0,
+        limited: e.limited,
     }
 }

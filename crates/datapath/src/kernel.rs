@@ -19,6 +19,10 @@ pub struct Kernel {
     frontend: MapHandle,
     node: MapHandle,
     source: MapHandle,
+    member: MapHandle,
+    /// The kernel's own: written here only to hand out a number with a full bucket.
+    level: MapHandle,
+    bucket: Mapped<u64>,
     filter: Mapped<abi::filter>,
     set: Mapped<abi::set>,
     slot: Mapped<u32>,
@@ -46,6 +50,7 @@ impl Kernel {
             nodes: max("node")?,
             sources: max("source")?,
             names: max("names")?,
+            members: max("member")?,
             // A record, not a table: absent where an older agent had none.
             affinity: max("affinity").unwrap_or(0),
         };
@@ -53,6 +58,9 @@ impl Kernel {
             frontend: maps.handle("frontend")?,
             node: maps.handle("node")?,
             source: maps.handle("source")?,
+            member: maps.handle("member")?,
+            level: maps.handle("level")?,
+            bucket: maps.mapped("bucket")?,
             filter: maps.mapped("filter")?,
             set: maps.mapped("set")?,
             slot: maps.mapped("slot")?,
@@ -124,7 +132,8 @@ impl Kernel {
         };
         self.set.store(id, offset_of!(abi::set, next), header.next);
         self.set.store(id, offset_of!(abi::set, affinity), header.affinity);
-        self.set.store(id, offset_of!(abi::set, limit), header.limit);
+        // Before the flags that ask by it.
+        self.set.store(id, offset_of!(abi::set, policy), header.policy);
         self.set.store(id, offset_of!(abi::set, when_empty), wire::when_empty(header.when_empty));
         self.set.store(id, offset_of!(abi::set, flags), wire::set_flags(header, family));
     }
@@ -178,6 +187,15 @@ impl Kernel {
         }
         self.backend.write(id, wire::backend(row));
         Ok(())
+    }
+
+    /// What is there already is left alone: exchanged for the same, it might be missed.
+    fn write_member(&self, policy: PolicyId, cgroup: u64) -> std::result::Result<(), MapError> {
+        let key = wire::member_key(policy, cgroup);
+        match self.member.update(bytes_of(&key), bytes_of(&1u32), MapFlags::NO_EXIST) {
+            Err(e) if e.kind() != libbpf_rs::ErrorKind::AlreadyExists => Err(map_error("member", &e)),
+            _ => Ok(()),
+        }
     }
 
     fn write_name(&self, id: OwnerId, row: Option<&NameRow>) -> std::result::Result<(), MapError> {
@@ -252,6 +270,11 @@ impl Kernel {
         Ok(())
     }
 
+    fn dump_buckets(&self, rows: &mut Rows) {
+        let limit = |policy| Some((policy, wire::read_bucket(self.bucket.load(policy, 0))?));
+        rows.buckets = (1..self.bucket.len()).filter_map(limit).collect();
+    }
+
     fn dump_filter(&self, rows: &mut Rows) {
         let filter = self.filter.read(0);
         let half = filter.ports.len() / 2;
@@ -279,6 +302,8 @@ impl Kernel {
         }
         rows.sources =
             self.source.keys().filter_map(|k| from_bytes(&k)).filter_map(|k| wire::read_source_key(&k)).collect();
+        let members = self.member.keys().filter_map(|k| from_bytes::<abi::member_key>(&k));
+        rows.selected = members.map(|k| (k.policy, k.cgroup)).collect();
         Ok(())
     }
 
@@ -288,6 +313,7 @@ impl Kernel {
         self.dump_sets(&mut rows);
         self.dump_backends(&mut rows);
         self.dump_names(&mut rows)?;
+        self.dump_buckets(&mut rows);
         self.dump_filter(&mut rows);
         self.dump_hashes(&mut rows)?;
         Ok(rows)
@@ -321,6 +347,15 @@ impl Maps for Kernel {
         match op {
             Op::Name(id, row) => return self.write_name(*id, row.as_ref()),
             Op::ZeroCounters(owner) => return self.zero_counters(*owner),
+            Op::FillBucket(policy) => {
+                let full = abi::level::default();
+                return put(&self.level, "level", &policy.to_ne_bytes(), bytes_of(&full));
+            }
+            Op::Bucket(policy, limit) => self.bucket.store(*policy, 0, wire::bucket(*limit)),
+            Op::Member(policy, cgroup, true) => return self.write_member(*policy, *cgroup),
+            Op::Member(policy, cgroup, false) => {
+                return delete(&self.member, bytes_of(&wire::member_key(*policy, *cgroup)));
+            }
             Op::Backend(id, row) => return self.write_backend(*id, row),
             Op::State(id, state) => self.backend.store(*id, offset_of!(abi::backend, state), wire::state(state)),
             Op::Slots(base, ids) => ids.iter().zip(*base..).for_each(|(id, at)| self.slot.store(at, 0, *id)),

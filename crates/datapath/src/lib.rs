@@ -9,6 +9,7 @@ mod diag;
 pub mod door;
 pub mod event;
 pub mod kernel;
+pub mod level;
 pub mod mapped;
 pub mod memory;
 pub mod netns;

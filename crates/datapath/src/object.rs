@@ -41,8 +41,9 @@ impl Knobs {
 }
 
 /// The agent's tables, rebuilt when their layout or size changes, and what the kernel itself writes, which outlives that.
-pub const TABLES: [&str; 12] = [
-    "filter", "frontend", "set", "slot", "backend", "node", "source", "names", "counters", "picks", "cgroup", "control",
+pub const TABLES: [&str; 15] = [
+    "filter", "frontend", "set", "slot", "backend", "node", "source", "bucket", "level", "member", "names", "counters",
+    "picks", "cgroup", "control",
 ];
 pub const RECORDS: [&str; 6] = ["affinity", "stats", "tcp_record", "udp_record", "overflow", "events"];
 
@@ -127,7 +128,7 @@ fn id_of(map: &MapHandle) -> Option<u32> {
 }
 
 /// Rows of each table whose size is a choice.
-fn wanted_sizes(sizes: &Sizes, shards: u32) -> [(&'static str, u32); 9] {
+fn wanted_sizes(sizes: &Sizes, shards: u32) -> [(&'static str, u32); 12] {
     [
         ("frontend", sizes.frontends),
         ("set", sizes.sets),
@@ -135,6 +136,9 @@ fn wanted_sizes(sizes: &Sizes, shards: u32) -> [(&'static str, u32); 9] {
         ("backend", sizes.backends),
         ("node", sizes.nodes),
         ("source", sizes.sources),
+        ("bucket", sizes.names),
+        ("level", sizes.names),
+        ("member", sizes.members),
         ("names", sizes.names),
         ("counters", sizes.names * shards),
         ("picks", sizes.backends),

@@ -10,6 +10,7 @@ use crate::count::Count;
 use crate::door::Door;
 use crate::event::Events;
 use crate::kernel::Kernel;
+use crate::level::Levels;
 use crate::object::{self, Knobs, MapSet, RECORDS, TABLES};
 use crate::pin::{Meta, PinDir};
 use crate::{Context, Error, Result, cgroup, netns, wire};
@@ -143,6 +144,7 @@ impl Program {
         carry(&rows, &mut Kernel::new(&program.maps)?)?;
         Count::new(&program.maps)?.carry(&Count::new(&tables)?, &rows)?;
         Control::new(&program.maps)?.carry(&Control::new(&tables)?)?;
+        Levels::new(&program.maps)?.carry(&Levels::new(&tables)?, &rows)?;
         program.go_live()?;
         Ok(program)
     }
@@ -271,6 +273,7 @@ fn fits(rows: &Rows, sizes: &Sizes) -> bool {
         && rows.slots.len() <= sizes.slots as usize
         && below(rows.sets.ids().next_back(), sizes.sets)
         && below(rows.backends.ids().next_back(), sizes.backends)
+        && rows.selected.len() <= sizes.members as usize
         && below(rows.names.ids().next_back(), sizes.names)
 }
 
@@ -287,6 +290,8 @@ fn copy_rows(from: &MapHandle, to: &MapHandle) {
 fn carry(rows: &Rows, kernel: &mut Kernel) -> Result<()> {
     let mut ops: Vec<Op> = Vec::new();
     ops.extend(rows.names.iter().map(|(id, row)| Op::Name(id, Some(row.clone()))));
+    ops.extend(rows.buckets.iter().map(|(policy, limit)| Op::Bucket(*policy, Some(*limit))));
+    ops.extend(rows.selected.iter().map(|(policy, cgroup)| Op::Member(*policy, *cgroup, true)));
     ops.extend(rows.backends.iter().map(|(id, row)| Op::Backend(id, *row)));
     ops.push(Op::Slots(0, rows.slots.clone().into()));
     ops.extend(rows.sets.iter().map(|(id, row)| Op::Set(id, Box::new(*row))));

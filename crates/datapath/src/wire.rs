@@ -1,7 +1,9 @@
 //! The only file that knows abi.h: rows of the model to the kernel's structs and back.
 
 use crate::abi;
+use beeline_model::bucket::Level;
 use beeline_model::event::{Action, Reason};
+use beeline_model::policy::Limit;
 use beeline_model::row::*;
 use beeline_model::{Address, Family, Protocol};
 use ipnet::IpNet;
@@ -123,6 +125,8 @@ pub fn set_flags(header: &Header, family: Family) -> u8 {
     for (on, flag) in [
         (header.restricted, abi::set_flag::SET_SOURCE_RANGES),
         (header.own_node, abi::set_flag::SET_OWN_NODE),
+        (header.self_next, abi::set_flag::SET_SELF_NEXT),
+        (header.limited, abi::set_flag::SET_LIMITED),
         (family == Family::V6, abi::set_flag::SET_V6),
     ] {
         flags |= if on { flag.0 as u8 } else { 0 };
@@ -150,7 +154,7 @@ pub fn set(row: &SetRow) -> abi::set {
         next: row.header.next,
         owner: row.owner,
         affinity: row.header.affinity,
-        limit: row.header.limit,
+        policy: row.header.policy,
         node: row.node,
         role: row.role as u8,
         rule: rule_number(row.rule),
@@ -173,7 +177,9 @@ pub fn read_set(s: &abi::set) -> Option<SetRow> {
         header: Header {
             next: s.next,
             affinity: s.affinity,
-            limit: s.limit,
+            policy: s.policy,
+            limited: has(abi::set_flag::SET_LIMITED),
+            self_next: has(abi::set_flag::SET_SELF_NEXT),
             when_empty: if s.when_empty == 0 { WhenEmpty::Refuse } else { WhenEmpty::Fail },
             restricted: has(abi::set_flag::SET_SOURCE_RANGES),
             own_node: has(abi::set_flag::SET_OWN_NODE),
@@ -255,6 +261,25 @@ pub fn read_source_key(k: &abi::source_key) -> Option<(OwnerId, IpNet)> {
     Some((k.owner, IpNet::new(ip, u8::try_from(length).ok()?).ok()?))
 }
 
+// ---- policies ----
+
+/// One word; 0: no limit.
+pub fn bucket(limit: Option<Limit>) -> u64 {
+    limit.map_or(0, |limit| pair(limit.connects_per_second, limit.burst))
+}
+
+pub fn read_bucket(word: u64) -> Option<Limit> {
+    (word != 0).then_some(Limit { connects_per_second: word as u32, burst: (word >> 32) as u32 })
+}
+
+pub fn read_level(level: &abi::level) -> Level {
+    Level { time: level.time, credit: level.credit }
+}
+
+pub fn member_key(policy: PolicyId, cgroup: u64) -> abi::member_key {
+    abi::member_key { cgroup, policy, pad: 0 }
+}
+
 pub fn name(row: &NameRow) -> abi::name {
     let mut name = abi::name { number: row.number, ..Default::default() };
     name.kind = (match row.kind {
@@ -298,6 +323,8 @@ pub fn read_reason(number: u8) -> Reason {
         abi::reason::REASON_SOURCE_DENIED => Reason::SourceDenied,
         abi::reason::REASON_SOURCE_UNKNOWN => Reason::SourceUnknown,
         abi::reason::REASON_RECORD => Reason::Record,
+        abi::reason::REASON_LIMITED => Reason::Limited,
+        abi::reason::REASON_SELF => Reason::SelfDial,
         _ => Reason::None,
     }
 }

@@ -41,14 +41,7 @@ fn set() -> SetRow {
         role: Role::Cluster,
         node: 0,
         rule: Rule::Service,
-        header: Header {
-            next: SET_NONE,
-            affinity: 0,
-            limit: 0,
-            when_empty: WhenEmpty::Refuse,
-            restricted: false,
-            own_node: false,
-        },
+        header: Header::default(),
         inline,
     }
 }

@@ -136,7 +136,9 @@ fn random_set(dice: &mut Dice) -> SetRow {
         header: Header {
             next: if dice.roll(3) == 0 { SET_FIRST + dice.roll(10) } else { SET_NONE },
             affinity: 0,
-            limit: 0,
+            policy: 0,
+            limited: false,
+            self_next: false,
             when_empty: if dice.coin() { WhenEmpty::Refuse } else { WhenEmpty::Fail },
             restricted: dice.roll(4) == 0,
             own_node: dice.roll(4) == 0,

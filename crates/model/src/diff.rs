@@ -2,7 +2,7 @@
 //!
 //! Order is everything: between any two writes a dial gets the old answer or the new one.
 //!
-//! *Make*: names, backends, slots, sets: nothing of it is visible yet. *Show*: what takes over comes before what it takes
+//! *Make*: names, policies with their buckets and members, backends, slots, sets: nothing of it is visible yet. *Show*: what takes over comes before what it takes
 //! over from goes. A miss falls from an exact row to a fallback (a NodePort's wildcard, "this ClusterIP is known"), and
 //! the wildcard speaks for the addresses in the node table; so exact rows come first and go last, and fallbacks are
 //! exchanged between the nodes that leave and those that come. *Sweep*: only what the mirror shows to be unreferenced
@@ -14,6 +14,7 @@
 
 mod admit;
 mod make;
+mod policy;
 mod show;
 mod sweep;
 
@@ -21,6 +22,7 @@ use crate::address::Address;
 use crate::fact::Refusal;
 use crate::name::{OwnerName, PortName};
 use crate::op::{MapError, Maps, Op};
+use crate::plan::ServicePlan;
 use crate::planner::Delta;
 use crate::row::Tier;
 use crate::table::Tables;
@@ -49,7 +51,7 @@ impl Outcome {
 
     pub fn refusals(&self) -> Vec<Refusal> {
         let refusal = |(name, error): (&OwnerName, &MapError)| Refusal {
-            subject: format!("Service {name}"),
+            subject: if name.policy_kind().is_some() { name.to_string() } else { format!("Service {name}") },
             reason: if matches!(error, MapError::Full(_)) { "tableFull" } else { "writeFailed" },
             message: match error {
                 MapError::Full(what) => {
@@ -85,10 +87,8 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
     if full {
         work.touch_all();
     }
-    for (name, plan) in &delta.services {
-        if let Some(plan) = plan {
-            work.make(name, plan);
-        }
+    for (name, plan) in in_order(delta) {
+        work.make(name, plan);
     }
     work.admit(delta);
     work.mark_unclaimed(delta, full);
@@ -103,6 +103,13 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
     work.tables.settle();
     work.outcome.leftover = work.tables.touched.len();
     work.outcome
+}
+
+/// What others link to first.
+fn in_order(delta: &Delta) -> Vec<(&OwnerName, &ServicePlan)> {
+    let mut plans: Vec<_> = delta.services.iter().filter_map(|(name, plan)| Some((name, plan.as_ref()?))).collect();
+    plans.sort_by_key(|(name, _)| policy::rank(name));
+    plans
 }
 
 struct Work<'a, M> {

@@ -27,6 +27,10 @@ pub enum Reason {
     SourceUnknown,
     /// The socket's record could not be stored.
     Record,
+    /// Over the policy's limit, and no set is below.
+    Limited,
+    /// A pod that the policy selects dialled it, and no set is below.
+    SelfDial,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -56,4 +60,6 @@ pub struct Event {
     pub action: Action,
     pub reason: Reason,
     pub affinity: bool,
+    /// Owner of the set whose limit sent it further down, or off; 0: of none.
+    pub limited: u32,
 }

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod bucket;
 pub mod by_id;
 pub mod claim;
 pub mod diff;

@@ -117,6 +117,19 @@ impl OwnerName {
         self.0.policy.map(|kind| PolicyName { kind, cluster, namespace, name })
     }
 
+    /// As a policy's number is kept in the kernel's name table, beside the texts of its ports.
+    pub fn to_text(&self) -> String {
+        let kind = self.policy_kind().map_or_else(String::new, |kind| format!("{kind}/"));
+        format!("{kind}{}/{}/{}", self.cluster(), self.namespace(), self.name())
+    }
+
+    /// Of a policy.
+    pub fn policy_from_text(text: &str) -> Option<OwnerName> {
+        let parts: Vec<&str> = text.split('/').collect();
+        let [kind, cluster, namespace, name] = *parts else { return None };
+        Some(OwnerName::of(Some(PolicyKind::from_text(kind)?), cluster, namespace, name))
+    }
+
     pub fn cluster(&self) -> &str {
         &self.0.text[..self.0.ends[0] as usize]
     }
@@ -207,9 +220,7 @@ pub struct PortName {
 impl PortName {
     /// As kept in the kernel's name table; `/` occurs in none of the parts. A policy's kind stands before them.
     pub fn to_text(&self) -> String {
-        let s = &self.service;
-        let kind = s.policy_kind().map_or_else(String::new, |kind| format!("{kind}/"));
-        format!("{kind}{}/{}/{}/{}/{}", s.cluster(), s.namespace(), s.name(), self.port, self.protocol)
+        format!("{}/{}/{}", self.service.to_text(), self.port, self.protocol)
     }
 
     pub fn from_text(text: &str) -> Option<PortName> {
@@ -314,6 +325,8 @@ mod tests {
         let owner = OwnerName::of_policy(&policy);
         assert_ne!(owner, OwnerName::local("a", "x"));
         assert_eq!(owner.policy(), Some(policy));
+        assert_eq!(OwnerName::policy_from_text(&owner.to_text()), Some(owner.clone()));
+        assert_eq!(PortName::from_text(&owner.to_text()), None, "its ports are other rows");
         let port = PortName { service: owner, port: "dns".into(), protocol: Protocol::Udp };
         assert_eq!(port.to_text(), "BalancingPolicy/local/a/x/dns/UDP");
         assert_eq!(PortName::from_text(&port.to_text()), Some(port));

@@ -4,6 +4,7 @@
 
 use crate::address::{Address, Family};
 use crate::name::Protocol;
+use crate::policy::Limit;
 use crate::row::*;
 use ipnet::IpNet;
 
@@ -12,6 +13,11 @@ pub enum Op {
     Name(OwnerId, Option<NameRow>),
     /// A fresh owner starts to count at zero.
     ZeroCounters(OwnerId),
+    /// A fresh policy starts with a full bucket; nothing else ever fills it but time.
+    FillBucket(PolicyId),
+    Bucket(PolicyId, Option<Limit>),
+    /// Whether the policy selects the pod of this cgroup.
+    Member(PolicyId, u64, bool),
     /// A fresh backend row, not yet pointed at; also zeroes its picks.
     Backend(BackendId, BackendRow),
     State(BackendId, State),
@@ -64,7 +70,11 @@ impl Rows {
         match op {
             Op::Name(id, Some(row)) => drop(self.names.insert(*id, row.clone())),
             Op::Name(id, None) => drop(self.names.remove(*id)),
-            Op::ZeroCounters(_) => {}
+            Op::ZeroCounters(_) | Op::FillBucket(_) => {}
+            Op::Bucket(policy, Some(limit)) => drop(self.buckets.insert(*policy, *limit)),
+            Op::Bucket(policy, None) => drop(self.buckets.remove(policy)),
+            Op::Member(policy, cgroup, true) => drop(self.selected.insert((*policy, *cgroup))),
+            Op::Member(policy, cgroup, false) => drop(self.selected.remove(&(*policy, *cgroup))),
             Op::Backend(id, row) => drop(self.backends.insert(*id, *row)),
             // Out of use: only records may still name it, and they compare the generation.
             Op::State(id, state) if state.roles == 0 => drop(self.backends.remove(*id)),
@@ -141,6 +151,12 @@ impl Maps for Memory {
             && !self.rows.frontends.contains_key(key)
         {
             return Err(MapError::Full("frontend"));
+        }
+        if let Op::Member(policy, cgroup, true) = op
+            && self.rows.selected.len() >= self.sizes.members as usize
+            && !self.rows.selected.contains(&(*policy, *cgroup))
+        {
+            return Err(MapError::Full("member"));
         }
         self.rows.apply(op);
         Ok(())

@@ -46,6 +46,13 @@ pub struct SetPolicy {
     pub self_next: bool,
 }
 
+impl SetPolicy {
+    /// Whether a dial is asked anything at all.
+    pub fn asks(&self) -> bool {
+        self.limit.is_some() || self.self_next
+    }
+}
+
 impl SetPlan {
     /// Where the set does not answer for other nodes' addresses, its row also says what those get.
     pub fn header_when_empty(&self) -> WhenEmpty {

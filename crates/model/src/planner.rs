@@ -8,7 +8,7 @@ mod register;
 pub mod state;
 
 use crate::address::{Address, Family};
-use crate::claim::{Claim, Claims, Level};
+use crate::claim::{Claim, Claims};
 use crate::diff::Outcome;
 use crate::fact::{Fact, Node, Pod, PodName, Refusal, Service, Slice, SliceName};
 use crate::hash::{HashMap, HashSet};
@@ -20,13 +20,12 @@ use crate::row::{FrontendKey, NodeRow};
 use crate::rules::Rules;
 use crate::select::Place;
 use register::{Affected, Register, service_of};
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What changed of the plan since it was last asked.
 #[derive(Debug, Default)]
 pub struct Delta {
-    /// `None`: the service or policy is no longer planned. Whoever others lead on to comes before them.
+    /// `None`: the service or policy is no longer planned.
     pub services: Vec<(OwnerName, Option<ServicePlan>)>,
     /// Keys whose winner may be another one now.
     pub frontends: Vec<(FrontendKey, Option<Claim>)>,
@@ -406,8 +405,6 @@ impl Planner {
             plan.keep_used(&self.claims);
             plan.link(&self.claims);
         }
-        // What is led on to must be made first.
-        delta.services.sort_by(|(a, _), (b, _)| (Reverse(Level::of(a)), a).cmp(&(Reverse(Level::of(b)), b)));
     }
 
     /// With a nodePort's owner change its rows at other nodes' addresses.

@@ -5,6 +5,7 @@
 
 use crate::address::Address;
 use crate::event::{Action, Reason};
+use crate::bucket::Buckets;
 use crate::name::Protocol;
 use crate::range;
 use crate::row::*;
@@ -22,11 +23,15 @@ pub struct Dial {
     pub host: bool,
     /// The backend that the socket (unconnected UDP) or the client (affinity) used before.
     pub prefer: Option<(BackendId, u32)>,
+    /// Cgroups above the dialler, its own included.
+    pub cgroups: Vec<u64>,
+    /// Nanoseconds of the clock that buckets fill by.
+    pub now: u64,
 }
 
 impl Dial {
     pub fn to(address: Address, port: u16, protocol: Protocol) -> Dial {
-        Dial { address, port, protocol, view: 0, source: None, host: false, prefer: None }
+        Dial { address, port, protocol, view: 0, source: None, host: false, prefer: None, cgroups: Vec::new(), now: 0 }
     }
 }
 
@@ -49,17 +54,26 @@ pub struct Verdict {
     /// What the kernel may pick; one only where it must keep it.
     pub backends: Vec<BackendId>,
     pub kept: bool,
+    /// The last set whose limit sent the dial further down, or off.
+    pub limited: Option<SetId>,
 }
 
 impl Verdict {
     fn untouched(reason: Reason) -> Verdict {
-        Verdict { action: Action::Untouched, reason, found: None, path: Vec::new(), backends: Vec::new(), kept: false }
+        let (path, backends) = (Vec::new(), Vec::new());
+        Verdict { action: Action::Untouched, reason, found: None, path, backends, kept: false, limited: None }
     }
 }
 
+/// What a dial gets that finds every bucket full.
 pub fn resolve(rows: &Rows, dial: &Dial, empty_local: EmptyLocal) -> Verdict {
+    resolve_with(rows, dial, empty_local, &mut Buckets::default())
+}
+
+/// What it gets of these buckets, and takes from them.
+pub fn resolve_with(rows: &Rows, dial: &Dial, empty_local: EmptyLocal, buckets: &mut Buckets) -> Verdict {
     match find(rows, dial) {
-        Some(found) => decide(rows, dial, found, empty_local),
+        Some(found) => decide(rows, dial, found, empty_local, buckets),
         None => Verdict::untouched(Reason::None),
     }
 }
@@ -110,7 +124,7 @@ fn fail(empty_local: EmptyLocal, reason: Reason) -> (Action, Reason) {
     }
 }
 
-fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal) -> Verdict {
+fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal, buckets: &mut Buckets) -> Verdict {
     let mut verdict = Verdict::untouched(Reason::None);
     let mut id = found.set;
     let foreign = found.foreign;
@@ -123,25 +137,53 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal) -> Ve
     for _ in 0..3 {
         let Some(set) = rows.sets.get(id) else { return verdict };
         verdict.path.push(id);
-        let members = live_members(rows, set);
         if let Some(outcome) = bar(rows, dial, set, foreign, empty_local) {
             (verdict.action, verdict.reason) = outcome;
             return verdict;
         }
-        if !members.is_empty() {
-            verdict.action = Action::Resolved;
-            let kept = dial.prefer.filter(|(b, generation)| is_member(rows, *b, Some(*generation), set));
-            verdict.kept = kept.is_some();
-            verdict.backends = kept.map_or(members, |(b, _)| vec![b]);
+        let selected = set.header.self_next && is_selected(rows, dial, set.header.policy);
+        if !selected && take_from(rows, dial, (id, set), buckets, &mut verdict) {
             return verdict;
         }
         if set.header.next == SET_NONE {
-            (verdict.action, verdict.reason) = empty(set, empty_local);
+            (verdict.action, verdict.reason) = match (selected, verdict.limited == Some(id)) {
+                (true, _) => (Action::Refused, Reason::SelfDial),
+                (_, true) => (Action::Refused, Reason::Limited),
+                _ => empty(set, empty_local),
+            };
             return verdict;
         }
         id = set.header.next;
     }
     verdict
+}
+
+/// What follows a socket's record costs nothing, a pick costs a token; an empty set has none to ask for.
+fn take_from(
+    rows: &Rows,
+    dial: &Dial,
+    (id, set): (SetId, &SetRow),
+    buckets: &mut Buckets,
+    verdict: &mut Verdict,
+) -> bool {
+    let members = live_members(rows, set);
+    if members.is_empty() {
+        return false;
+    }
+    let kept = dial.prefer.filter(|(b, generation)| is_member(rows, *b, Some(*generation), set));
+    let limit = rows.buckets.get(&set.header.policy).filter(|_| set.header.limited && kept.is_none());
+    if limit.is_some_and(|limit| !buckets.take(set.header.policy, *limit, dial.now)) {
+        verdict.limited = Some(id);
+        return false;
+    }
+    verdict.action = Action::Resolved;
+    verdict.kept = kept.is_some();
+    verdict.backends = kept.map_or(members, |(b, _)| vec![b]);
+    true
+}
+
+fn is_selected(rows: &Rows, dial: &Dial, policy: PolicyId) -> bool {
+    dial.cgroups.iter().any(|cgroup| rows.selected.contains(&(policy, *cgroup)))
 }
 
 fn empty(set: &SetRow, empty_local: EmptyLocal) -> (Action, Reason) {

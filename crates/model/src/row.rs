@@ -5,14 +5,19 @@ use crate::address::{Address, Family};
 use crate::by_id::ById;
 use crate::hash::HashMap;
 use crate::name::Protocol;
+use crate::policy::Limit;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub type OwnerId = u32;
 pub type SetId = u32;
 pub type BackendId = u32;
+/// A policy's number: the id of its name, which all its sets share.
+pub type PolicyId = u32;
 
 pub const INLINE_SLOTS: usize = 8;
+/// No policy: a Service's own set, or one of a policy that asks nothing of a dial.
+pub const NO_POLICY: PolicyId = 0;
 pub const SET_NONE: SetId = 0;
 pub const SET_CLOSED: SetId = 1;
 pub const SET_FIRST: SetId = 2;
@@ -139,11 +144,31 @@ pub enum WhenEmpty {
 pub struct Header {
     pub next: SetId,
     pub affinity: u32,
-    pub limit: u32,
+    pub policy: PolicyId,
+    /// A pick costs a token of the policy's bucket.
+    pub limited: bool,
+    /// A pod that the policy selects goes to the next set.
+    pub self_next: bool,
     pub when_empty: WhenEmpty,
     pub restricted: bool,
     /// As a NodePort it holds for our own addresses only; others' get what `when_empty` says.
     pub own_node: bool,
+}
+
+impl Default for Header {
+    /// Of a set that nothing special is asked of.
+    fn default() -> Header {
+        Header {
+            next: SET_NONE,
+            affinity: 0,
+            policy: NO_POLICY,
+            limited: false,
+            self_next: false,
+            when_empty: WhenEmpty::Refuse,
+            restricted: false,
+            own_node: false,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,6 +251,7 @@ pub struct Sizes {
     pub nodes: u32,
     pub sources: u32,
     pub names: u32,
+    pub members: u32,
     pub affinity: u32,
 }
 
@@ -241,6 +267,7 @@ impl Sizes {
             nodes: 16_384,
             sources: 16_384,
             names: services + 8_192,
+            members: services + 16_384,
             affinity: 65_536,
         }
     }
@@ -255,6 +282,9 @@ pub struct Rows {
     pub backends: ById<BackendRow>,
     pub nodes: BTreeMap<Address, NodeRow>,
     pub sources: BTreeSet<(OwnerId, IpNet)>,
+    pub buckets: BTreeMap<PolicyId, Limit>,
+    /// Pods that a policy selects, by the id of their cgroup.
+    pub selected: BTreeSet<(PolicyId, u64)>,
     pub names: ById<NameRow>,
     pub ports: HashMap<(Protocol, u16), PortBits>,
     pub ranges_v4: [u64; 4],
@@ -279,6 +309,11 @@ impl Rows {
     pub fn sources_of(&self, owner: OwnerId) -> impl Iterator<Item = IpNet> {
         let lowest = IpNet::from(ipnet::Ipv4Net::default());
         self.sources.range((owner, lowest)..).take_while(move |(of, _)| *of == owner).map(|(_, net)| *net)
+    }
+
+    /// The cgroups of the pods that this policy selects.
+    pub fn selected_by(&self, policy: PolicyId) -> impl Iterator<Item = u64> {
+        self.selected.range((policy, 0)..=(policy, u64::MAX)).map(|(_, cgroup)| *cgroup)
     }
 
     pub fn members<'a>(&'a self, set: &'a SetRow) -> &'a [BackendId] {

@@ -38,6 +38,9 @@ pub(crate) struct Touched {
     pub owners: BTreeSet<OwnerId>,
     pub backends: BTreeSet<BackendId>,
     pub nodes: BTreeSet<u32>,
+    pub policies: BTreeSet<PolicyId>,
+    /// Pods that their policy selects no more.
+    pub selected: BTreeSet<(PolicyId, u64)>,
 }
 
 /// What is half written. It outlives a round too: until these are written whole, what they would fall through to stays as
@@ -96,7 +99,8 @@ impl Held {
 
 impl Touched {
     pub(crate) fn len(&self) -> usize {
-        self.frontends.len() + self.ports.len() + self.owners.len() + self.backends.len() + self.nodes.len()
+        let rows = self.frontends.len() + self.ports.len() + self.owners.len() + self.backends.len() + self.nodes.len();
+        rows + self.policies.len() + self.selected.len()
     }
 }
 
@@ -105,6 +109,7 @@ pub struct Tables {
     pub(crate) rows: Rows,
     pub(crate) owners: HashMap<PortName, OwnerId>,
     pub(crate) nodes: HashMap<Name, u32>,
+    pub(crate) policies: HashMap<crate::OwnerName, PolicyId>,
     pub(crate) sets: HashMap<SetName, SetId>,
     pub(crate) sets_of: ById<Vec<SetId>>,
     pub(crate) backends: HashMap<(OwnerId, Address, u16), BackendId>,
@@ -113,6 +118,9 @@ pub struct Tables {
     pub(crate) refs: ById<u32>,
     /// Backends and sets that name a node, by the id of its name.
     pub(crate) node_refs: ById<u32>,
+    /// Sets that name a policy, and those of them that take its tokens.
+    pub(crate) policy_refs: ById<u32>,
+    pub(crate) limit_refs: ById<u32>,
     pub(crate) touched: Touched,
     pub(crate) held: Held,
     /// Slots that a set's range really has; its span says how many are used.
@@ -148,12 +156,15 @@ impl Tables {
         let mut tables = Tables {
             owners: HashMap::default(),
             nodes: HashMap::default(),
+            policies: HashMap::default(),
             sets: HashMap::default(),
             sets_of: ById::default(),
             backends: HashMap::default(),
             backend_count: ById::default(),
             refs: ById::default(),
             node_refs: ById::default(),
+            policy_refs: ById::default(),
+            limit_refs: ById::default(),
             touched: Touched::default(),
             held: Held::default(),
             capacity: ById::default(),
@@ -200,7 +211,11 @@ impl Tables {
                     self.index_port_name(id, name, row.number);
                 }
             }
-            NameKind::Policy => {}
+            NameKind::Policy => {
+                if let Some(name) = crate::OwnerName::policy_from_text(&row.text) {
+                    self.policies.insert(name, id);
+                }
+            }
         }
     }
 
@@ -216,9 +231,7 @@ impl Tables {
         if let Some(name) = name {
             self.sets.insert(name, id);
         }
-        if row.header.next != SET_NONE {
-            self.refs.count(row.header.next, 1);
-        }
+        self.count_header(&row.header, 1);
         self.count_node(row.node, 1);
         // An empty span holds no slots, whatever its base says.
         if let Base::Range(base) = row.span.base
@@ -226,6 +239,21 @@ impl Tables {
         {
             self.stretches.carve(base, u32::from(row.span.count));
             self.capacity.insert(id, u32::from(row.span.count));
+        }
+    }
+
+    /// What a set's header points at: the set below, and its policy.
+    fn count_header(&mut self, header: &Header, step: i32) {
+        if header.next != SET_NONE {
+            self.refs.count(header.next, step);
+        }
+        if header.policy != NO_POLICY {
+            self.policy_refs.count(header.policy, step);
+            self.limit_refs.count(header.policy, if header.limited { step } else { 0 });
+        }
+        if step < 0 {
+            self.touched.owners.extend(self.owner_of(header.next));
+            self.touched.policies.extend((header.policy != NO_POLICY).then_some(header.policy));
         }
     }
 
@@ -266,8 +294,8 @@ impl Tables {
 
     /// Whether a dump shows what was written. Slots that no set uses may hold anything.
     pub fn matches(&self, dump: &Rows) -> bool {
-        let Rows { frontends, sets, slots: _, backends, nodes, sources, names, ports, ranges_v4, ranges_v6 } =
-            &self.rows;
+        let Rows { frontends, sets, slots: _, backends, nodes, sources, .. } = &self.rows;
+        let Rows { buckets, selected, names, ports, ranges_v4, ranges_v6, .. } = &self.rows;
         let same_members = |(id, set): (SetId, &SetRow)| {
             let other = dump.sets.get(id);
             other.is_some_and(|other| self.rows.members(set) == dump.members(other))
@@ -277,6 +305,8 @@ impl Tables {
             && *backends == dump.backends
             && *nodes == dump.nodes
             && *sources == dump.sources
+            && *buckets == dump.buckets
+            && *selected == dump.selected
             && *names == dump.names
             && *ports == dump.ports
             && (*ranges_v4, *ranges_v6) == (dump.ranges_v4, dump.ranges_v6)
@@ -294,6 +324,12 @@ impl Tables {
 
     pub fn port_name(&self, owner: OwnerId) -> Option<PortName> {
         self.rows.names.get(owner).and_then(|row| PortName::from_text(&row.text))
+    }
+
+    /// Whose number this is.
+    pub fn policy_name(&self, policy: PolicyId) -> Option<crate::OwnerName> {
+        let row = self.rows.names.get(policy).filter(|row| row.kind == NameKind::Policy)?;
+        crate::OwnerName::policy_from_text(&row.text)
     }
 
     pub fn port_names(&self) -> impl Iterator<Item = (&PortName, OwnerId)> {
@@ -418,11 +454,9 @@ impl Tables {
             }
             Op::Span(_, Span { base: Base::Range(base), .. }) => drop(self.committed_ranges.insert(*base)),
             Op::Header(id, header) => {
-                let old = self.rows.sets.get(*id).map_or(SET_NONE, |s| s.header.next);
-                for (set, step) in [(header.next, 1), (old, -1)] {
-                    if set != SET_NONE {
-                        self.refs.count(set, step);
-                    }
+                self.count_header(header, 1);
+                if let Some(old) = self.rows.sets.get(*id).map(|set| set.header) {
+                    self.count_header(&old, -1);
                 }
             }
             _ => {}
@@ -446,9 +480,7 @@ impl Tables {
             if let Base::Range(base) = row.span.base {
                 self.committed_ranges.insert(base);
             }
-            if row.header.next != SET_NONE {
-                self.refs.count(row.header.next, 1);
-            }
+            self.count_header(&row.header, 1);
             self.count_node(row.node, 1);
         }
         self.rows.apply(op);
@@ -458,6 +490,9 @@ impl Tables {
         self.release(Released::Owner(id));
         if let Some(row) = self.rows.names.get(id).filter(|row| row.kind == NameKind::Node) {
             self.nodes.remove(row.text.as_str());
+        }
+        if let Some(policy) = self.policy_name(id) {
+            self.policies.remove(&policy);
         }
         let Some(name) = self.port_name(id) else { return };
         if let Some(entry) = self.numbers.get_mut(&name.service) {
@@ -498,9 +533,7 @@ impl Tables {
         if let Some(all) = self.sets_of.get_mut(row.owner) {
             all.retain(|s| *s != id);
         }
-        if row.header.next != SET_NONE {
-            self.refs.count(row.header.next, -1);
-        }
+        self.count_header(&row.header, -1);
         self.count_node(row.node, -1);
         if let (Base::Range(base), Some(length)) = (row.span.base, self.capacity.remove(id)) {
             self.release(Released::Range(base, length));

@@ -6,6 +6,7 @@ use crate::args::{Dump, DumpTable};
 use crate::live::Live;
 use crate::print::{self, dash};
 use beeline_agent::status::Request;
+use beeline_datapath::level::Levels;
 use beeline_datapath::reap::Surveyor;
 use beeline_datapath::record::AffinityTable;
 use beeline_model::row::{FrontendKey, Kind, NameKind, OwnerId, Rule, SetRow};
@@ -22,6 +23,8 @@ pub fn run(dump: &Dump) -> anyhow::Result<ExitCode> {
         DumpTable::Node => print_rows(dump, node_rows(&live)),
         DumpTable::Affinity => print_rows(dump, affinity_rows(&live)?),
         DumpTable::Nat => print_rows(dump, nat_rows(&live)?),
+        DumpTable::Policy => print_rows(dump, policy_rows(&live)?),
+        DumpTable::Member => print_rows(dump, member_rows(&live)),
     }?;
     Ok(ExitCode::SUCCESS)
 }
@@ -80,8 +83,12 @@ fn number(live: &Live, owner: OwnerId) -> String {
 }
 
 fn flags(set: &SetRow, rule: Rule) -> String {
-    let words =
-        [(set.header.own_node, "ownNode"), (set.header.restricted, "sourceRanges"), (set.header.limit != 0, "limit")];
+    let words = [
+        (set.header.own_node, "ownNode"),
+        (set.header.restricted, "sourceRanges"),
+        (set.header.limited, "limit"),
+        (set.header.self_next, "selfNext"),
+    ];
     let said: Vec<&str> = words.iter().filter(|(on, _)| *on && set.rule == rule).map(|(_, word)| *word).collect();
     if said.is_empty() { "0".into() } else { said.join(",") }
 }
@@ -222,4 +229,36 @@ fn nat_rows(live: &Live) -> anyhow::Result<Vec<Row>> {
         });
     }
     Ok(rows)
+}
+
+fn policy_rows(live: &Live) -> anyhow::Result<Vec<Row>> {
+    let (levels, now) = (Levels::new(&live.maps)?, beeline_datapath::control::monotonic());
+    let mut rows = Vec::new();
+    for (id, name) in live.rows.names.iter().filter(|(_, name)| name.kind == NameKind::Policy) {
+        let limit = live.rows.buckets.get(&id);
+        let tokens = limit.map(|limit| Ok(levels.of(id)?.tokens_at(now, *limit)));
+        let tokens: Option<u64> = tokens.transpose().map_err(|e: beeline_datapath::Error| e)?;
+        let sets = live.rows.sets.values().filter(|set| set.header.policy == id);
+        rows.push(Row {
+            key: vec![("policy", id.to_string())],
+            value: vec![
+                ("connectsPerSecond", dash(limit.map(|limit| limit.connects_per_second))),
+                ("burst", dash(limit.map(|limit| limit.burst))),
+                ("tokens", dash(tokens)),
+                ("sets", sets.count().to_string()),
+                ("members", live.rows.selected_by(id).count().to_string()),
+                ("name", name.text.clone()),
+            ],
+        });
+    }
+    Ok(rows)
+}
+
+fn member_rows(live: &Live) -> Vec<Row> {
+    let name = |policy| dash(live.rows.names.get(policy).map(|row| row.text.clone()));
+    let row = |(policy, cgroup): &(u32, u64)| Row {
+        key: vec![("cgroup", cgroup.to_string()), ("policy", policy.to_string())],
+        value: vec![("name", name(*policy))],
+    };
+    live.rows.selected.iter().map(row).collect()
 }

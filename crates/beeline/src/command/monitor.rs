@@ -86,11 +86,19 @@ impl Names {
 
     fn name(&mut self, event: &mut Value) -> anyhow::Result<()> {
         let Some(owner) = event["owner"].as_u64().filter(|id| *id != 0) else { return Ok(()) };
-        if !self.known.contains_key(&owner) {
+        let limited = event["limited"].as_u64().filter(|id| *id != 0).unwrap_or(owner);
+        if !self.known.contains_key(&owner) || !self.known.contains_key(&limited) {
             self.refresh()?;
         }
-        event["service"] = self.known.get(&owner).cloned().unwrap_or_else(|| format!("#{owner}")).into();
+        event["service"] = self.text(owner).into();
+        if let Some(limited) = event["limited"].as_u64().filter(|id| *id != 0) {
+            event["limitedBy"] = self.text(limited).into();
+        }
         Ok(())
+    }
+
+    fn text(&self, owner: u64) -> String {
+        self.known.get(&owner).cloned().unwrap_or_else(|| format!("#{owner}"))
     }
 }
 
@@ -130,8 +138,9 @@ fn readable(event: &Value) -> String {
     };
     let dialled = format!("{} {}/{}", word("dialled"), event["dialledPort"], word("protocol"));
     let kept = if event["affinity"].as_bool() == Some(true) { " (affinity)" } else { "" };
+    let limit = event["limitedBy"].as_str().map_or(String::new(), |policy| format!(" (over the limit of {policy})"));
     format!(
-        "{time} {process}[{pid}] {place}: {dialled} {} {} -> {} {chosen}{kept}",
+        "{time} {process}[{pid}] {place}: {dialled} {} {} -> {} {chosen}{kept}{limit}",
         word("kind"),
         word("service"),
         word("action")

@@ -6,7 +6,7 @@ use super::Work;
 use crate::address::Family;
 use crate::name::{Audience, Name, OwnerName, PortName, SetRole};
 use crate::op::{MapError, Maps, Op};
-use crate::plan::{BackendPlan, ServicePlan, SetPlan};
+use crate::plan::{BackendPlan, ServicePlan, SetPlan, SetPolicy};
 use crate::row::*;
 use crate::table::Released;
 use ipnet::IpNet;
@@ -29,6 +29,7 @@ impl<M: Maps> Work<'_, M> {
 
     fn make_service(&mut self, name: &OwnerName, plan: &ServicePlan) -> Result<(), MapError> {
         self.make_sources(plan)?;
+        self.make_policy(name, plan)?;
         for set in &plan.sets {
             self.make_set(name, set)?;
         }
@@ -131,11 +132,13 @@ impl<M: Maps> Work<'_, M> {
         for backend in &plan.backends {
             wanted.push(self.backend(owner, backend, role_of(&plan.name.role))?);
         }
-        let next = plan.next.as_ref().and_then(|name| self.tables.sets.get(name)).copied().unwrap_or(SET_NONE);
+        let asks = plan.policy.filter(SetPolicy::asks).unwrap_or_default();
         let header = Header {
-            next,
+            next: self.set_below(plan)?,
             affinity: plan.affinity,
-            limit: 0,
+            policy: if asks.asks() { self.tables.policies.get(service).copied().unwrap_or(NO_POLICY) } else { NO_POLICY },
+            limited: asks.limit.is_some(),
+            self_next: asks.self_next,
             when_empty: plan.header_when_empty(),
             restricted: plan.name.audience == Audience::Sources,
             own_node: plan.name.audience == Audience::OwnNode,
@@ -144,6 +147,13 @@ impl<M: Maps> Work<'_, M> {
             Some(id) => self.change_set(service, id, wanted, header),
             None => self.create_set(plan, owner, wanted, header),
         }
+    }
+
+    /// Made before this one (`in_order`). Where it could not be, a dial would find nothing below: all stays as it is.
+    fn set_below(&self, plan: &SetPlan) -> Result<SetId, MapError> {
+        let Some(name) = &plan.next else { return Ok(SET_NONE) };
+        let below = self.tables.sets.get(name).copied();
+        below.ok_or_else(|| MapError::Failed(format!("{name}, the set below {}, is missing", plan.name)))
     }
 
     fn create_set(

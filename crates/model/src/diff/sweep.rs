@@ -31,7 +31,11 @@ impl Sources<'_> {
 
 impl<M: Maps> Work<'_, M> {
     pub(super) fn sweep(&mut self, delta: &Delta) {
-        self.touched_owners().into_iter().for_each(|owner| self.sweep_sets(owner));
+        let mut owners = self.touched_owners();
+        while let Some(owner) = owners.pop() {
+            // The set below one that goes may have nothing else that leads to it.
+            owners.extend(self.sweep_sets(owner));
+        }
         self.sweep_backends();
         let sources = Sources::of(delta);
         for owner in self.touched_owners() {
@@ -39,6 +43,7 @@ impl<M: Maps> Work<'_, M> {
                 self.tables.touched.owners.remove(&owner);
             }
         }
+        self.sweep_policies();
         self.sweep_nodes();
         self.sweep_ports();
     }
@@ -57,16 +62,23 @@ impl<M: Maps> Work<'_, M> {
         tables.touched.backends.extend(tables.rows.backends.ids());
         tables.touched.nodes.extend(tables.nodes.values());
         tables.touched.ports.extend(tables.rows.ports.keys());
+        tables.touched.policies.extend(tables.policies.values());
+        tables.touched.policies.extend(tables.rows.buckets.keys());
+        tables.touched.policies.extend(tables.rows.selected.iter().map(|(policy, _)| *policy));
     }
 
-    fn sweep_sets(&mut self, owner: OwnerId) {
+    /// Gives the owners of what the swept ones led to.
+    fn sweep_sets(&mut self, owner: OwnerId) -> Vec<OwnerId> {
         let unused = |id: &SetId| !self.tables.refs.contains(*id);
         let sets: Vec<SetId> = self.tables.sets_of.get(owner).into_iter().flatten().copied().filter(unused).collect();
+        let mut below = Vec::new();
         for id in sets {
             let row = self.tables.rows.sets[id];
+            below.extend(self.tables.owner_of(row.header.next));
             self.tables.touched.backends.extend(self.tables.rows.members(&row));
             self.tables.forget_set(id);
         }
+        below
     }
 
     fn sweep_backends(&mut self) {

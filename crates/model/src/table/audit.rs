@@ -22,6 +22,7 @@ impl Tables {
         self.audit_sets()?;
         self.audit_backends()?;
         self.audit_names()?;
+        self.audit_policies()?;
         self.audit_ids()?;
         self.audit_slots(sizes)
     }
@@ -124,11 +125,35 @@ impl Tables {
         })?;
         let missing = node_refs.ids().find(|id| !self.rows.names.contains(*id));
         ensure(missing.is_none(), || format!("node {missing:?} has no name"))?;
-        let known = self.owners.len() + self.nodes.len();
+        let known = self.owners.len() + self.nodes.len() + self.policies.len();
         ensure(known == self.rows.names.len(), || format!("{} names, {known} known", self.rows.names.len()))?;
         let mut owners = self.sets_of.ids().chain(self.rows.sources.iter().map(|(owner, _)| *owner));
         let strange = owners.find(|id| !self.rows.names.contains(*id));
         ensure(strange.is_none(), || format!("owner {strange:?} has no name"))
+    }
+
+    /// A set that asks by a number has a policy, and, where it takes tokens, a bucket; what else there is, is known to be
+    /// in the way.
+    fn audit_policies(&self) -> Check {
+        let (mut policies, mut limits): (ById<u32>, ById<u32>) = Default::default();
+        for header in self.rows.sets.values().map(|set| set.header).filter(|header| header.policy != NO_POLICY) {
+            policies.count(header.policy, 1);
+            limits.count(header.policy, i32::from(header.limited));
+            let named = self.policy_name(header.policy).is_some();
+            ensure(named, || format!("policy {} has no name", header.policy))?;
+        }
+        ensure((&policies, &limits) == (&self.policy_refs, &self.limit_refs), || {
+            format!("sets of policies: {policies:?} {limits:?}, counted {:?} {:?}", self.policy_refs, self.limit_refs)
+        })?;
+        let empty = limits.ids().find(|id| !self.rows.buckets.contains_key(id));
+        ensure(empty.is_none(), || format!("policy {empty:?} has sets with a limit and no bucket"))?;
+        let touched = |id: &PolicyId| self.touched.policies.contains(id);
+        let unused = self.rows.buckets.keys().find(|id| !limits.contains(**id) && !touched(id));
+        ensure(unused.is_none(), || format!("nobody takes tokens of {unused:?}"))?;
+        let strange = self.rows.selected.iter().find(|(id, _)| !policies.contains(*id) && !touched(id));
+        ensure(strange.is_none(), || format!("{strange:?} is selected by no policy that has a set"))?;
+        let left = self.policies.values().find(|id| !policies.contains(**id) && !touched(id));
+        ensure(left.is_none(), || format!("policy {left:?} has no set"))
     }
 
     fn audit_ids(&self) -> Check {
