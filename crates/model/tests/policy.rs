@@ -220,7 +220,9 @@ impl Scene {
 }
 
 fn planned(delta: &Delta) -> Vec<String> {
-    delta.services.iter().map(|(name, _)| name.subject()).collect()
+    let mut names: Vec<&OwnerName> = delta.services.iter().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    names.into_iter().map(OwnerName::subject).collect()
 }
 
 #[test]
