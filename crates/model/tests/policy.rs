@@ -351,7 +351,9 @@ fn a_virtual_address_refuses_when_nothing_is_left() {
 fn a_virtual_address_is_nobody_elses() {
     let mut scene = Scene::new();
     let mut rules = Rules::for_node("n1");
-    rules.virtual_ranges.extend(["10.0.0.0/8", "192.0.2.0/24", "172.16.0.0/12"].map(|net| net.parse::<ipnet::IpNet>().unwrap()));
+    rules
+        .virtual_ranges
+        .extend(["10.0.0.0/8", "192.0.2.0/24", "172.16.0.0/12"].map(|net| net.parse::<ipnet::IpNet>().unwrap()));
     scene.planner = Planner::new(rules);
     scene.apply(Fact::Service(dns()));
     for (at, why) in [("10.96.0.10", "the ClusterIP of"), ("192.0.2.1", "load-balancer"), ("10.0.0.9", "")] {
