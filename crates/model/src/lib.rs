@@ -20,6 +20,8 @@ pub mod resolve;
 pub mod row;
 pub mod rules;
 pub mod select;
+pub mod publish;
+pub mod report;
 pub mod selector;
 pub mod table;
 
