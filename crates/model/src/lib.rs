@@ -24,6 +24,7 @@ pub mod publish;
 pub mod report;
 pub mod selector;
 pub mod table;
+pub mod virtual_address;
 
 pub use address::{Address, Family};
 pub use name::{Audience, Name, OwnerName, PortName, Protocol, SetName, SetRole};
