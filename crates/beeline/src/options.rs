@@ -2,7 +2,7 @@
 
 use anyhow::{Context, anyhow, bail};
 use beeline_agent::{Origin, Orphan, Settings};
-use beeline_cluster::{Access, Claim, Nodes, Server};
+use beeline_cluster::{Access, Claim, Nodes, Pods, Server};
 use beeline_datapath::cgroup;
 use beeline_model::Address;
 use beeline_model::address::parse_ip;
@@ -198,6 +198,7 @@ impl Options {
             cluster: LOCAL_CLUSTER.into(),
             node: self.node_name.clone().unwrap_or_default(),
             nodes,
+            pods: Pods::default(),
             claim,
             clear_taint: self.clear_startup_taint,
             patience: beeline_cluster::PATIENCE,

@@ -14,18 +14,21 @@ mod trigger;
 
 use crate::convert::{Claim, Convert, HEADLESS, PROXY_NAME};
 use crate::folder::Batch;
+use crate::kind::Kind;
+use crate::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
 pub use access::{Access, AccessError};
 use book::Book;
 use door::Door;
 use follow::{Follow, Selector};
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use lean::Read;
 use news::News;
 use std::sync::Arc;
 use std::time::Duration;
 pub use taint::STARTUP_TAINT;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 /// A watch that says nothing for this long is opened anew.
@@ -43,12 +46,23 @@ pub enum Nodes {
     Watch,
 }
 
+/// Whose pods are asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pods {
+    /// Our own node's.
+    #[default]
+    Own,
+    /// Everybody's, and the namespaces that they are in: where nobody publishes what policies choose. For small clusters.
+    All,
+}
+
 #[derive(Clone, Debug)]
 pub struct Server {
     pub access: Access,
     pub cluster: String,
     pub node: String,
     pub nodes: Nodes,
+    pub pods: Pods,
     pub claim: Claim,
     /// Take the start-up taint from our node once everything is programmed.
     pub clear_taint: bool,
@@ -65,16 +79,24 @@ impl Server {
         let (taint, tainted) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let [services, slices, nodes, pods] = self.selectors();
-        tasks.spawn(self.follow(&door, services, &news).run::<Service>());
-        tasks.spawn(self.follow(&door, slices, &news).run::<EndpointSlice>());
-        tasks.spawn(self.follow(&door, nodes, &news).run::<Node>());
-        tasks.spawn(self.follow(&door, pods, &news).run::<Pod>());
+        let found = Arc::new(Notify::new());
+        let follow = |selector| self.follow(&door, selector, &news, &found);
+        tasks.spawn(follow(services).run::<Service>());
+        tasks.spawn(follow(slices).run::<EndpointSlice>());
+        tasks.spawn(follow(nodes).run::<Node>());
+        tasks.spawn(follow(pods).run::<Pod>());
+        tasks.spawn(follow(Selector::default()).run::<Read<LocalRedirectPolicySpec>>());
+        tasks.spawn(follow(Selector::default()).run::<Read<BalancingPolicySpec>>());
+        if self.pods == Pods::All {
+            tasks.spawn(follow(Selector::default()).run::<Namespace>());
+        }
         tasks.spawn(notice::post(door.client(), self.node.clone(), posted));
         if self.clear_taint {
             tasks.spawn(taint::clear(door.client(), self.node.clone(), tainted, programmed));
         }
         drop(news);
-        let book = Book::new(Convert::new(&self.cluster, self.claim), &self.node);
+        let followed = self.followed();
+        let book = Book::new(Convert::new(&self.cluster, self.claim), &self.node, &followed);
         tokio::select! {
             () = keep(book, heard, &door, &notices, &taint, &batches) => {}
             () = batches.closed() => {}
@@ -83,8 +105,16 @@ impl Server {
         Ok(())
     }
 
-    fn follow(&self, door: &Arc<Door>, selector: Selector, news: &Sender<News>) -> Follow {
-        Follow { door: door.clone(), selector, patience: self.patience, news: news.clone() }
+    fn follow(&self, door: &Arc<Door>, selector: Selector, news: &Sender<News>, found: &Arc<Notify>) -> Follow {
+        let (door, news, found) = (door.clone(), news.clone(), found.clone());
+        Follow { door, selector, patience: self.patience, news, found }
+    }
+
+    fn followed(&self) -> Vec<Kind> {
+        let mut kinds = vec![Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::Pod];
+        kinds.extend([Kind::LocalRedirect, Kind::Balancing]);
+        kinds.extend((self.pods == Pods::All).then_some(Kind::Namespace));
+        kinds
     }
 
     fn selectors(&self) -> [Selector; 4] {
@@ -93,12 +123,13 @@ impl Server {
             Some(name) => format!("{PROXY_NAME}={name},!{HEADLESS}"),
         };
         let own = (self.nodes == Nodes::Own).then(|| format!("metadata.name={}", self.node));
+        let pods = (self.pods == Pods::Own).then(|| format!("spec.nodeName={}", self.node));
         [
             // Servers before 1.31 do not know this field; then headless Services are left out here.
             Selector { labels: Some(name), fields: Some("spec.clusterIP!=None".into()) },
             Selector { labels: Some(format!("!{HEADLESS}")), fields: None },
             Selector { labels: None, fields: own },
-            Selector { labels: None, fields: Some(format!("spec.nodeName={}", self.node)) },
+            Selector { labels: None, fields: pods },
         ]
     }
 }

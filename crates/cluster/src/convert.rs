@@ -7,8 +7,10 @@
 mod address;
 mod endpoints;
 mod name;
+mod namespace;
 mod node;
 mod pod;
+mod policy;
 mod port;
 mod service;
 mod slice;
@@ -20,6 +22,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use name::Names;
 pub(crate) use node::ENTRY_ADDRESS;
 pub(crate) use pod::RESOLVE;
+pub(crate) use policy::{kind_text, untyped};
 pub(crate) use service::AFFINITY_SECONDS;
 use std::collections::BTreeMap;
 

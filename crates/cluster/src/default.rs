@@ -8,9 +8,10 @@ use crate::convert::{AFFINITY_SECONDS, Report};
 use beeline_model::Family;
 use beeline_model::address::parse_ip;
 use beeline_model::fact::Refusal;
-use k8s_openapi::api::core::v1::{ClientIPConfig, Endpoints, Service, ServiceSpec, SessionAffinityConfig};
+use k8s_openapi::api::core::v1::{ClientIPConfig, Endpoints, Namespace, Service, ServiceSpec, SessionAffinityConfig};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
 
 pub(crate) fn service(object: &mut Service) {
     namespace(&mut object.metadata);
@@ -40,6 +41,27 @@ pub(crate) fn endpoints(object: &mut Endpoints) {
     let subsets = object.subsets.iter_mut().flatten();
     for port in subsets.flat_map(|subset| subset.ports.iter_mut().flatten()) {
         fill(&mut port.protocol, "TCP");
+    }
+}
+
+/// Every namespace can be chosen by its name.
+pub(crate) fn namespace_labels(object: &mut Namespace) {
+    if let Some(name) = object.metadata.name.clone() {
+        object.metadata.labels.get_or_insert_default().insert("kubernetes.io/metadata.name".into(), name);
+    }
+}
+
+/// Fields of policies that have a default in the schema: a null there is as good as nothing. The defaults themselves are
+/// the types' own.
+pub(crate) fn policy(value: &mut Value) {
+    const DEFAULTED: [&str; 4] = ["config", "enableOutCluster", "protocol", "redirectMode"];
+    match value {
+        Value::Object(map) => {
+            map.retain(|key, value| !(value.is_null() && DEFAULTED.contains(&key.as_str())));
+            map.values_mut().for_each(policy);
+        }
+        Value::Array(items) => items.iter_mut().for_each(policy),
+        _ => {}
     }
 }
 

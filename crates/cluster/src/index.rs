@@ -208,6 +208,7 @@ impl Index {
                     outcome.mirrored.insert(name.clone());
                 }
                 Identity::Slice(_) | Identity::Node(_) | Identity::Pod(_) => {}
+                Identity::Namespace(_) | Identity::Policy(_) => {}
             }
         }
         self.abandon(&outcome.lost_services);

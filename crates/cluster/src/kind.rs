@@ -1,5 +1,7 @@
 //! Which kinds are read, and which of Kubernetes' own may lie beside them without a word.
 
+use crate::policy::API_VERSION;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Service,
@@ -7,9 +9,17 @@ pub(crate) enum Kind {
     Endpoints,
     Node,
     Pod,
+    Namespace,
+    LocalRedirect,
+    Balancing,
 }
 
-pub(crate) const READ: &str = "Service v1, EndpointSlice discovery.k8s.io/v1, Endpoints v1, Node v1, Pod v1, List v1";
+impl Kind {
+    pub(crate) const COUNT: usize = Kind::Balancing as usize + 1;
+}
+
+pub(crate) const READ: &str = "Service v1, EndpointSlice discovery.k8s.io/v1, Endpoints v1, Node v1, Pod v1, Namespace v1, \
+    LocalRedirectPolicy and BalancingPolicy beeline.dev/v1alpha1, List v1";
 
 /// A folder is often a whole application, so what is deployed beside the services is no mistake.
 const IGNORED: &[&str] = &[
@@ -34,7 +44,6 @@ const IGNORED: &[&str] = &[
     "Lease",
     "LimitRange",
     "MutatingWebhookConfiguration",
-    "Namespace",
     "NetworkPolicy",
     "PersistentVolume",
     "PersistentVolumeClaim",
@@ -72,6 +81,9 @@ impl Kind {
             ("v1", "Endpoints") => Some(Kind::Endpoints),
             ("v1", "Node") => Some(Kind::Node),
             ("v1", "Pod") => Some(Kind::Pod),
+            ("v1", "Namespace") => Some(Kind::Namespace),
+            (API_VERSION, "LocalRedirectPolicy") => Some(Kind::LocalRedirect),
+            (API_VERSION, "BalancingPolicy") => Some(Kind::Balancing),
             ("discovery.k8s.io/v1", "EndpointSlice") => Some(Kind::EndpointSlice),
             _ => None,
         }
@@ -95,6 +107,8 @@ mod tests {
     fn a_kind_is_a_name_in_a_group() {
         assert_eq!(Kind::of("v1", "Service"), Some(Kind::Service));
         assert_eq!(Kind::of("serving.knative.dev/v1", "Service"), None);
+        assert_eq!(Kind::of("beeline.dev/v1alpha1", "BalancingPolicy"), Some(Kind::Balancing));
+        assert_eq!(Kind::of("balancing.elf.io/v1beta1", "BalancingPolicy"), None);
         assert_eq!(Kind::of("discovery.k8s.io/v1beta1", "EndpointSlice"), None);
         assert!(is_ignored("apps/v1", "Deployment") && is_ignored("networking.k8s.io/v1", "NetworkPolicy"));
         assert!(!is_ignored("crd.projectcalico.org/v1", "NetworkPolicy") && !is_ignored("v1", "Servce"));

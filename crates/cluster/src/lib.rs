@@ -16,11 +16,12 @@ mod manifest;
 mod mirror;
 mod object;
 mod orphan;
+pub mod policy;
 mod snapshot;
 mod tree;
 mod watch;
 
-pub use api::{Access, AccessError, Nodes, PATIENCE, STARTUP_TAINT, Server};
+pub use api::{Access, AccessError, Nodes, PATIENCE, Pods, STARTUP_TAINT, Server};
 pub use check::check;
 pub use convert::{Claim, Convert, Converted, Unserved};
 pub use files::FolderError;

@@ -1,16 +1,19 @@
 //! One file of manifests: documents to objects to facts. Each object is converted as soon as it is parsed and dropped at
 //! once, so the memory needed is that of the facts, not of the file.
 
-use crate::convert::{Convert, Converted, Unserved, subject};
+use crate::convert::{Convert, Converted, Unserved, kind_text, subject};
 use crate::document::{Document, Documents};
 use crate::kind::{self, Kind};
 use crate::object::{Body, Identity, Object, Place};
+use crate::policy::{BalancingPolicy, LocalRedirectPolicy};
 use crate::tree::{self, Tree};
 use crate::{default, object};
 use beeline_model::fact::{Refusal, Slice};
-use k8s_openapi::api::core::v1::{Endpoints, Node, Pod, Service};
+use beeline_model::policy::{Policy, PolicyKind};
+use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::BufRead;
@@ -133,6 +136,9 @@ impl Reader<'_> {
             Some(Kind::Endpoints) => self.read_endpoints(place, value),
             Some(Kind::Node) => self.read_node(place, value),
             Some(Kind::Pod) => self.read_pod(place, value),
+            Some(Kind::Namespace) => self.read_namespace(place, value),
+            Some(Kind::LocalRedirect) => self.read_redirect(place, value),
+            Some(Kind::Balancing) => self.read_balancing(place, value),
             None if kind::is_ignored(api_version, name) => {
                 tracing::debug!(file = self.file, %place, kind = name, "not a kind that is read: ignored");
             }
@@ -185,6 +191,53 @@ impl Reader<'_> {
         let identity = self.convert.pod_name(&object).map(|name| Identity::Pod(name.into()));
         let converted = self.convert.pod(&object);
         self.add(place, "Pod", &object.metadata, identity, converted, Body::Pod);
+    }
+
+    fn read_namespace(&mut self, place: Place, value: Value) {
+        let Some(mut object) = self.typed::<Namespace>(place, value) else { return };
+        default::namespace_labels(&mut object);
+        let identity = object.metadata.name.as_deref().map(|name| Identity::Namespace(name.into()));
+        let converted = self.convert.namespace(&object);
+        self.add(place, "Namespace", &object.metadata, identity, converted, Body::Namespace);
+    }
+
+    fn read_redirect(&mut self, place: Place, value: Value) {
+        let Some(mut object) = self.known::<LocalRedirectPolicy>(place, value) else { return };
+        default::namespace(&mut object.metadata);
+        let converted = self.convert.local_redirect(&object.metadata, &object.spec);
+        self.add_policy(place, PolicyKind::LocalRedirect, &object.metadata, converted);
+    }
+
+    fn read_balancing(&mut self, place: Place, value: Value) {
+        let Some(mut object) = self.known::<BalancingPolicy>(place, value) else { return };
+        default::namespace(&mut object.metadata);
+        let converted = self.convert.balancing(&object.metadata, &object.spec);
+        self.add_policy(place, PolicyKind::Balancing, &object.metadata, converted);
+    }
+
+    fn add_policy(&mut self, place: Place, kind: PolicyKind, meta: &ObjectMeta, converted: Converted<Policy>) {
+        let identity = self.convert.policy_name(kind, meta).map(|name| Identity::Policy(name.into()));
+        self.add(place, kind_text(kind), meta, identity, converted, Body::Policy);
+    }
+
+    /// Typed, and with no field that there is not: `kubectl apply` would not take such a policy, and half of what it
+    /// should say would be worse than nothing.
+    fn known<T: DeserializeOwned + Serialize>(&mut self, place: Place, mut value: Value) -> Option<T> {
+        default::policy(&mut value);
+        let name = object::title(&value);
+        let object: T = self.typed(place, value.clone())?;
+        let read = serde_json::to_value(&object).unwrap_or_default();
+        match tree::unread(&value, &read, &["spec"]) {
+            None => Some(object),
+            Some(path) => {
+                self.refuse(
+                    place,
+                    "unknownField",
+                    format!("{name}: {path}: there is no such field, or it is null; leave it out"),
+                );
+                None
+            }
+        }
     }
 
     fn typed<T: DeserializeOwned>(&mut self, place: Place, value: Value) -> Option<T> {

@@ -1,6 +1,7 @@
 //! An object as a file gave it: who it is, where it stands, what it says.
 
-use beeline_model::fact::{Fact, Node, Pod, PodName, Service, Slice, SliceName};
+use beeline_model::fact::{Fact, Namespace, Node, Pod, PodName, Service, Slice, SliceName};
+use beeline_model::policy::{Policy, PolicyName};
 use beeline_model::{Name, OwnerName};
 use serde_json::Value;
 use std::fmt::{self, Write};
@@ -16,6 +17,8 @@ pub(crate) enum Identity {
     Slice(Arc<SliceName>),
     Node(Name),
     Pod(Arc<PodName>),
+    Namespace(Name),
+    Policy(Arc<PolicyName>),
 }
 
 impl Identity {
@@ -26,6 +29,8 @@ impl Identity {
             Identity::Slice(name) => Some(Fact::SliceGone(SliceName::clone(name))),
             Identity::Node(name) => Some(Fact::NodeGone { cluster: cluster.clone(), name: name.clone() }),
             Identity::Pod(name) => Some(Fact::PodGone(PodName::clone(name))),
+            Identity::Namespace(name) => Some(Fact::NamespaceGone { cluster: cluster.clone(), name: name.clone() }),
+            Identity::Policy(name) => Some(Fact::PolicyGone(PolicyName::clone(name))),
             Identity::Endpoints(_) => None,
         }
     }
@@ -39,6 +44,8 @@ impl fmt::Display for Identity {
             Identity::Slice(name) => write!(f, "EndpointSlice {}/{}", name.namespace, name.name),
             Identity::Node(name) => write!(f, "Node {name}"),
             Identity::Pod(name) => write!(f, "Pod {}/{}", name.namespace, name.name),
+            Identity::Namespace(name) => write!(f, "Namespace {name}"),
+            Identity::Policy(name) => write!(f, "{} {}/{}", name.kind, name.namespace, name.name),
         }
     }
 }
@@ -72,6 +79,8 @@ pub(crate) enum Body {
     Endpoints(Vec<Slice>),
     Node(Option<Node>),
     Pod(Option<Pod>),
+    Namespace(Option<Namespace>),
+    Policy(Option<Policy>),
 }
 
 impl Body {
@@ -82,6 +91,8 @@ impl Body {
             Body::Slice(Some(fact)) => fingerprint(fact),
             Body::Node(Some(fact)) => fingerprint(fact),
             Body::Pod(Some(fact)) => fingerprint(fact),
+            Body::Namespace(Some(fact)) => fingerprint(fact),
+            Body::Policy(Some(fact)) => fingerprint(fact),
             Body::Endpoints(slices) if !slices.is_empty() => fingerprint(slices),
             _ => 0,
         }
@@ -93,6 +104,8 @@ impl Body {
             Body::Slice(fact) => fact.map(Fact::Slice),
             Body::Node(fact) => fact.map(Fact::Node),
             Body::Pod(fact) => fact.map(Fact::Pod),
+            Body::Namespace(fact) => fact.map(Fact::Namespace),
+            Body::Policy(fact) => fact.map(Fact::Policy),
             Body::Endpoints(_) => None,
         }
     }
@@ -106,7 +119,7 @@ impl Body {
         match self {
             Body::Slice(slice) => slice.as_ref().map(|slice| &slice.service),
             Body::Endpoints(slices) => slices.first().map(|slice| &slice.service),
-            Body::Service { .. } | Body::Node(_) | Body::Pod(_) => None,
+            Body::Service { .. } | Body::Node(_) | Body::Pod(_) | Body::Namespace(_) | Body::Policy(_) => None,
         }
     }
 }

@@ -68,6 +68,26 @@ fn located(bad: &serde_saphyr::Error, line: u64) -> String {
     }
 }
 
+/// The first field below this path that was given and is not among what was read of it.
+pub(crate) fn unread(given: &Value, read: &Value, path: &[&str]) -> Option<String> {
+    let at = |value: &Value| path.iter().fold(value.clone(), |value, key| value.get(key).cloned().unwrap_or_default());
+    missing(&at(given), &at(read), &path.join("."))
+}
+
+fn missing(given: &Value, read: &Value, path: &str) -> Option<String> {
+    match (given, read) {
+        (Value::Object(given), Value::Object(read)) => given.iter().find_map(|(key, value)| {
+            let path = format!("{path}.{key}");
+            read.get(key).map_or(Some(path.clone()), |read| missing(value, read, &path))
+        }),
+        (Value::Array(given), Value::Array(read)) => {
+            let pairs = given.iter().zip(read).enumerate();
+            pairs.into_iter().find_map(|(i, (given, read))| missing(given, read, &format!("{path}[{i}]")))
+        }
+        _ => None,
+    }
+}
+
 struct Top<'a>(Sink<'a>);
 
 impl<'de> DeserializeSeed<'de> for Top<'_> {

@@ -1,7 +1,7 @@
 //! etcd and kube-apiserver in a namespace of their own, and the objects that tests put into them.
 
 use crate::listener::Listener;
-use beeline_cluster::{Access, Claim, Nodes, Server};
+use beeline_cluster::{Access, Claim, Nodes, Pods, Server};
 use beeline_lab::{Lab, Running};
 use kube::Client;
 use serde_json::{Value, json};
@@ -186,6 +186,7 @@ impl<'a> Cluster<'a> {
             cluster: "local".into(),
             node: "node-1".into(),
             nodes: Nodes::Own,
+            pods: Pods::Own,
             claim: Claim::default(),
             clear_taint: false,
             patience: beeline_cluster::PATIENCE,
@@ -210,7 +211,7 @@ impl<'a> Cluster<'a> {
         self.client_with(token.split(',').next().unwrap()).await
     }
 
-    async fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, kube::Error> {
+    pub async fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, kube::Error> {
         let client = self.client().await;
         let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let request = http::Request::builder().method(method).uri(path).header("content-type", kind);

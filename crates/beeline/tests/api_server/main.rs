@@ -14,4 +14,5 @@ mod follow;
 mod front;
 mod listener;
 mod outage;
+mod policy;
 mod proxy;

@@ -4,35 +4,51 @@
 use super::news::{News, Object};
 use super::notice::Notice;
 use super::{taint, trigger};
-use crate::convert::{Convert, Converted};
+use crate::convert::{Convert, Converted, untyped};
 use crate::folder::Batch;
 use crate::kind::Kind;
 use crate::object::Identity;
 use beeline_model::Name;
 use beeline_model::fact::{Fact, Refusal};
+use beeline_model::policy::{Policy, PolicyKind};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::SystemTime;
+
+/// What is not needed is waited for no longer than this many failures.
+const FAILURES: u32 = 3;
 
 #[derive(Default)]
 struct Shelf {
-    /// Objects that gave a fact.
-    known: HashSet<Identity>,
+    /// Objects that gave a fact, each with a mark of what it said; 0: told every time.
+    known: HashMap<Identity, u64>,
     /// While a list is under way: all that it has named, also what is not for us.
     seen: Option<HashSet<Identity>>,
     listed: bool,
     error: Option<String>,
     /// When the error began.
     since: Option<SystemTime>,
+    /// Since Services and slices were there.
+    failures: u32,
+    /// We may not read it.
+    denied: bool,
+}
+
+impl Shelf {
+    /// Listed, or not to be had.
+    fn is_settled(&self) -> bool {
+        self.listed || self.denied || self.failures >= FAILURES
+    }
 }
 
 pub(crate) struct Book {
     convert: Convert,
     node: Name,
-    services: Shelf,
-    slices: Shelf,
-    nodes: Shelf,
-    pods: Shelf,
+    /// By kind.
+    shelves: [Shelf; Kind::COUNT],
+    followed: Box<[Kind]>,
     refused: BTreeMap<Identity, Vec<Refusal>>,
     next: Batch,
     /// How it was when it was last told, without the facts.
@@ -44,14 +60,12 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    pub(crate) fn new(convert: Convert, node: &str) -> Book {
+    pub(crate) fn new(convert: Convert, node: &str, followed: &[Kind]) -> Book {
         Book {
             convert,
             node: node.into(),
-            services: Shelf::default(),
-            slices: Shelf::default(),
-            nodes: Shelf::default(),
-            pods: Shelf::default(),
+            shelves: Default::default(),
+            followed: followed.into(),
             refused: BTreeMap::new(),
             next: Batch::default(),
             told: None,
@@ -61,12 +75,7 @@ impl Book {
     }
 
     fn shelf(&mut self, kind: Kind) -> &mut Shelf {
-        match kind {
-            Kind::Service => &mut self.services,
-            Kind::EndpointSlice | Kind::Endpoints => &mut self.slices,
-            Kind::Node => &mut self.nodes,
-            Kind::Pod => &mut self.pods,
-        }
+        &mut self.shelves[kind as usize]
     }
 
     pub(crate) fn take(&mut self, news: News) {
@@ -82,15 +91,22 @@ impl Book {
                 self.put(object);
             }
             News::Gone(object) => self.remove(&object),
-            News::Well(kind) => (self.shelf(kind).error, self.shelf(kind).since) = (None, None),
-            News::Failed(kind, why) => self.fail(kind, why),
+            News::Well(kind) => self.recover(kind),
+            News::Failed { kind, why, denied } => self.fail(kind, why, denied),
         }
     }
 
-    fn fail(&mut self, kind: Kind, why: String) {
+    fn fail(&mut self, kind: Kind, why: String, denied: bool) {
         let shelf = self.shelf(kind);
         shelf.since.get_or_insert_with(SystemTime::now);
         shelf.error = Some(why);
+        shelf.failures += 1;
+        shelf.denied = denied;
+    }
+
+    fn recover(&mut self, kind: Kind) {
+        let shelf = self.shelf(kind);
+        (shelf.error, shelf.since, shelf.failures, shelf.denied) = (None, None, 0, false);
     }
 
     fn put(&mut self, object: Object) {
@@ -98,12 +114,12 @@ impl Book {
             Object::Service(service) => {
                 let Some(name) = self.convert.service_name(&service.metadata) else { return };
                 let converted = self.convert.service(&service);
-                self.settle(Kind::Service, Identity::Service(name), &service.metadata, converted, Fact::Service);
+                self.settle(Identity::Service(name), &service.metadata, converted, Fact::Service, 0);
             }
             Object::Slice(slice) => {
                 let Some(name) = self.convert.slice_name(&slice) else { return };
                 let converted = self.convert.owned_slice(&slice);
-                self.settle(Kind::EndpointSlice, Identity::Slice(name.into()), &slice.metadata, converted, Fact::Slice);
+                self.settle(Identity::Slice(name.into()), &slice.metadata, converted, Fact::Slice, 0);
             }
             Object::Node(node) => {
                 let Some(name) = node.metadata.name.as_deref().map(Name::from) else { return };
@@ -111,24 +127,54 @@ impl Book {
                     self.tainted = taint::is_tainted(&node);
                 }
                 let converted = self.convert.node(&node);
-                self.settle(Kind::Node, Identity::Node(name), &node.metadata, converted, Fact::Node);
+                self.settle(Identity::Node(name), &node.metadata, converted, Fact::Node, 0);
             }
             Object::Pod(pod) => {
                 let Some(name) = self.convert.pod_name(&pod) else { return };
                 let converted = self.convert.pod(&pod);
-                self.settle(Kind::Pod, Identity::Pod(name.into()), &pod.metadata, converted, Fact::Pod);
+                self.settle(Identity::Pod(name.into()), &pod.metadata, converted, Fact::Pod, 0);
+            }
+            Object::Namespace(namespace) => {
+                let Some(name) = namespace.metadata.name.as_deref().map(Name::from) else { return };
+                let converted = self.convert.namespace(&namespace);
+                self.settle(Identity::Namespace(name), &namespace.metadata, converted, Fact::Namespace, 0);
+            }
+            Object::Redirect(policy) => {
+                let (kind, meta) = (PolicyKind::LocalRedirect, &policy.metadata);
+                let convert = |spec| self.convert.local_redirect(meta, spec);
+                let converted = policy.spec.as_ref().map_or_else(|why| untyped(kind, meta, why), convert);
+                self.put_policy(kind, meta, converted);
+            }
+            Object::Balancing(policy) => {
+                let (kind, meta) = (PolicyKind::Balancing, &policy.metadata);
+                let convert = |spec| self.convert.balancing(meta, spec);
+                let converted = policy.spec.as_ref().map_or_else(|why| untyped(kind, meta, why), convert);
+                self.put_policy(kind, meta, converted);
             }
         }
     }
 
+    /// The controller writes a policy's status often, and every agent hears of it: the generation tells that nothing else
+    /// has changed.
+    fn put_policy(&mut self, kind: PolicyKind, meta: &ObjectMeta, converted: Converted<Policy>) {
+        let Some(name) = self.convert.policy_name(kind, meta) else { return };
+        let mark = meta.generation.map_or(0, |generation| {
+            let mut hash = DefaultHasher::new();
+            (&meta.uid, generation).hash(&mut hash);
+            hash.finish().max(1)
+        });
+        self.settle(Identity::Policy(name.into()), meta, converted, Fact::Policy, mark);
+    }
+
     fn settle<T>(
         &mut self,
-        kind: Kind,
         id: Identity,
         meta: &ObjectMeta,
         converted: Converted<T>,
         fact: impl FnOnce(T) -> Fact,
+        mark: u64,
     ) {
+        let kind = kind_of(&id);
         self.note(kind, &id, meta, converted.refusals);
         let shelf = self.shelf(kind);
         if let Some(seen) = &mut shelf.seen {
@@ -136,11 +182,12 @@ impl Book {
         }
         match converted.fact {
             Ok(said) => {
-                shelf.known.insert(id);
-                self.next.facts.push(fact(said));
+                if shelf.known.insert(id, mark) != Some(mark) || mark == 0 {
+                    self.next.facts.push(fact(said));
+                }
             }
             // It may have been one of ours: a type, a label or an address was changed.
-            Err(_) if shelf.known.remove(&id) => self.next.facts.extend(id.gone(self.convert.cluster())),
+            Err(_) if shelf.known.remove(&id).is_some() => self.next.facts.extend(id.gone(self.convert.cluster())),
             Err(_) => {}
         }
     }
@@ -157,48 +204,58 @@ impl Book {
     }
 
     fn remove(&mut self, object: &Object) {
-        let (kind, id) = match object {
-            Object::Service(service) => {
-                (Kind::Service, self.convert.service_name(&service.metadata).map(Identity::Service))
-            }
-            Object::Slice(slice) => {
-                (Kind::EndpointSlice, self.convert.slice_name(slice).map(|name| Identity::Slice(name.into())))
-            }
-            Object::Node(node) => (Kind::Node, node.metadata.name.as_deref().map(|name| Identity::Node(name.into()))),
-            Object::Pod(pod) => (Kind::Pod, self.convert.pod_name(pod).map(|name| Identity::Pod(name.into()))),
-        };
-        let Some(id) = id else { return };
+        let Some(id) = self.identity(object) else { return };
         self.refused.remove(&id);
-        if self.shelf(kind).known.remove(&id) {
+        if self.shelf(kind_of(&id)).known.remove(&id).is_some() {
             self.next.facts.extend(id.gone(self.convert.cluster()));
+        }
+    }
+
+    fn identity(&mut self, object: &Object) -> Option<Identity> {
+        let convert = &mut self.convert;
+        let policy = |name| Identity::Policy(Arc::new(name));
+        match object {
+            Object::Service(service) => convert.service_name(&service.metadata).map(Identity::Service),
+            Object::Slice(slice) => convert.slice_name(slice).map(|name| Identity::Slice(name.into())),
+            Object::Node(node) => node.metadata.name.as_deref().map(|name| Identity::Node(name.into())),
+            Object::Pod(pod) => convert.pod_name(pod).map(|name| Identity::Pod(name.into())),
+            Object::Namespace(one) => one.metadata.name.as_deref().map(|name| Identity::Namespace(name.into())),
+            Object::Redirect(one) => convert.policy_name(PolicyKind::LocalRedirect, &one.metadata).map(policy),
+            Object::Balancing(one) => convert.policy_name(PolicyKind::Balancing, &one.metadata).map(policy),
         }
     }
 
     /// Only now is it sure what is gone.
     fn close_list(&mut self, kind: Kind) {
+        let before = self.has_base();
+        self.shelf(kind).listed = true;
+        if !before && self.has_base() {
+            // Who failed while the server was away gets its chances from now on.
+            self.shelves.iter_mut().for_each(|shelf| shelf.failures = 0);
+        }
         let shelf = self.shelf(kind);
-        shelf.listed = true;
         let Some(seen) = shelf.seen.take() else { return };
-        let lost: Vec<Identity> = shelf.known.iter().filter(|id| !seen.contains(id)).cloned().collect();
-        shelf.known.retain(|id| seen.contains(id));
+        let lost: Vec<Identity> = shelf.known.keys().filter(|id| !seen.contains(id)).cloned().collect();
+        shelf.known.retain(|id, _| seen.contains(id));
         self.refused.retain(|id, _| kind_of(id) != kind || seen.contains(id));
         let cluster = self.convert.cluster().clone();
         self.next.facts.extend(lost.iter().filter_map(|id| id.gone(&cluster)));
-        let shelves = [&self.services, &self.slices, &self.nodes, &self.pods];
-        self.convert.trim(shelves.iter().map(|shelf| shelf.known.len()).sum());
+        self.convert.trim(self.shelves.iter().map(|shelf| shelf.known.len()).sum());
     }
 
-    /// Services and slices have been listed, and our node, too, unless nobody tells us of it.
+    fn has_base(&self) -> bool {
+        [Kind::Service, Kind::EndpointSlice].iter().all(|kind| self.shelves[*kind as usize].listed)
+    }
+
+    /// Services and slices have been listed, and so has all that changes where they lead (our node, its pods, policies),
+    /// unless it cannot be had: nothing of that may keep Services from being served.
     fn is_synced(&self) -> bool {
-        let nodes = self.nodes.listed || self.nodes.error.is_some();
-        self.services.listed && self.slices.listed && nodes
+        self.has_base() && self.followed.iter().all(|kind| self.shelves[*kind as usize].is_settled())
     }
 
     fn error(&self) -> Option<String> {
-        let failing = [&self.services, &self.slices, &self.nodes, &self.pods].into_iter();
-        let first =
-            failing.filter_map(|shelf| Some((shelf.since?, shelf.error.as_ref()?))).min_by_key(|(since, _)| *since);
-        let (since, why) = first?;
+        let failing = self.shelves.iter().filter_map(|shelf| Some((shelf.since?, shelf.error.as_ref()?)));
+        let (since, why) = failing.min_by_key(|(since, _)| *since)?;
         let since = jiff::Timestamp::try_from(since).map(|time| format!("{time:.0}")).unwrap_or_default();
         Some(format!("since {since}: {why}"))
     }
@@ -230,6 +287,9 @@ fn kind_of(id: &Identity) -> Kind {
         Identity::Endpoints(_) => Kind::Endpoints,
         Identity::Node(_) => Kind::Node,
         Identity::Pod(_) => Kind::Pod,
+        Identity::Namespace(_) => Kind::Namespace,
+        Identity::Policy(name) if name.kind == PolicyKind::LocalRedirect => Kind::LocalRedirect,
+        Identity::Policy(_) => Kind::Balancing,
     }
 }
 
@@ -240,7 +300,9 @@ mod tests {
     use k8s_openapi::api::core::v1::Service;
 
     fn book() -> Book {
-        Book::new(Convert::new("local", Claim::default()), "node-1")
+        let followed =
+            [Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::Pod, Kind::LocalRedirect, Kind::Balancing];
+        Book::new(Convert::new("local", Claim::default()), "node-1", &followed)
     }
 
     fn service(name: &str, ip: &str) -> Object {
@@ -264,14 +326,61 @@ mod tests {
         let mut book = book();
         assert!(!tell(&mut book, [News::Begin(Kind::Service), News::Done(Kind::Service)]).synced);
         assert!(!tell(&mut book, [News::Begin(Kind::EndpointSlice), News::Done(Kind::EndpointSlice)]).synced);
-        assert!(tell(&mut book, [News::Begin(Kind::Node), News::Done(Kind::Node)]).synced);
+        assert!(!tell(&mut book, [News::Begin(Kind::Node), News::Done(Kind::Node)]).synced);
+        tell(&mut book, [News::Done(Kind::Pod), News::Done(Kind::LocalRedirect)]);
+        assert!(tell(&mut book, [News::Done(Kind::Balancing)]).synced);
+    }
+
+    fn base() -> Book {
+        let mut book = book();
+        tell(&mut book, [News::Done(Kind::Node), News::Done(Kind::Pod), News::Done(Kind::Service)]);
+        book
+    }
+
+    fn failed(kind: Kind, denied: bool) -> News {
+        News::Failed { kind, why: "forbidden".into(), denied }
+    }
+
+    #[test]
+    fn policies_that_cannot_be_had_hold_nothing_up() {
+        let mut book = base();
+        // While Services cannot be had either, the server is away: that says nothing of policies.
+        (0..9).for_each(|_| book.take(failed(Kind::Balancing, false)));
+        assert!(!tell(&mut book, [News::Done(Kind::LocalRedirect), News::Done(Kind::EndpointSlice)]).synced);
+        assert!(!tell(&mut book, (1..FAILURES).map(|_| failed(Kind::Balancing, false))).synced);
+        assert!(tell(&mut book, [failed(Kind::Balancing, false)]).synced);
+    }
+
+    fn policy(uid: &str, generation: i64) -> Object {
+        let spec = serde_json::json!({
+            "frontend": { "serviceMatcher": { "serviceName": "web" } },
+            "backend": { "endpointSelector": {}, "toPorts": [{ "port": 80 }] },
+        });
+        let meta = serde_json::json!({ "name": "a", "namespace": "b", "uid": uid, "generation": generation });
+        Object::Redirect(Box::new(crate::api::lean::Read {
+            metadata: serde_json::from_value(meta).unwrap(),
+            spec: Ok(serde_json::from_value(spec).unwrap()),
+        }))
+    }
+
+    #[test]
+    fn a_policy_is_told_once_a_generation() {
+        let (mut book, now) = (book(), std::time::Instant::now());
+        let mut facts = |policy| tell(&mut book, [News::Changed(policy, now)]).facts.len();
+        assert_eq!(
+            [facts(policy("u", 1)), facts(policy("u", 1)), facts(policy("u", 2)), facts(policy("v", 2))],
+            [1, 0, 1, 1]
+        );
+        assert_eq!(tell(&mut book, [News::Gone(policy("v", 2))]).facts.len(), 1);
+        assert_eq!(tell(&mut book, [News::Changed(policy("v", 2), now)]).facts.len(), 1);
     }
 
     #[test]
     fn a_node_that_nobody_may_read_holds_nothing_up() {
         let mut book = book();
-        tell(&mut book, [News::Done(Kind::Service), News::Done(Kind::EndpointSlice)]);
-        let batch = tell(&mut book, [News::Failed(Kind::Node, "forbidden".into())]);
+        tell(&mut book, [Kind::Service, Kind::EndpointSlice, Kind::Pod].map(News::Done));
+        tell(&mut book, [Kind::LocalRedirect, Kind::Balancing].map(News::Done));
+        let batch = tell(&mut book, [failed(Kind::Node, true)]);
         assert!(batch.synced && batch.error.is_some_and(|error| error.contains("forbidden")));
         assert!(tell(&mut book, [News::Well(Kind::Node)]).error.is_none());
     }

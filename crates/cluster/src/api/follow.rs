@@ -15,6 +15,7 @@ use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::{Request, Status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use tokio::sync::mpsc::Sender;
 
 /// Objects a page: a few megabytes of text at most.
@@ -39,6 +40,8 @@ pub(crate) struct Follow {
     /// A watch that says nothing for this long is dead. The server sends a bookmark a minute.
     pub(crate) patience: Duration,
     pub(crate) news: Sender<News>,
+    /// Something that was missing has been found: what is still missing may be there, too.
+    pub(crate) found: Arc<Notify>,
 }
 
 enum Ended {
@@ -57,6 +60,17 @@ impl Ended {
         let Ended::Refused(status) = self else { return Duration::ZERO };
         let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
         Duration::from_secs(u64::from(seconds).min(60))
+    }
+}
+
+impl Ended {
+    /// There is no such resource.
+    fn is_absent(&self) -> bool {
+        matches!(self, Ended::Refused(status) if status.code == 404)
+    }
+
+    fn is_denied(&self) -> bool {
+        matches!(self, Ended::Refused(status) if status.code == 401 || status.code == 403)
     }
 }
 
@@ -86,9 +100,17 @@ impl Follow {
     /// Ends when nobody listens any more.
     pub(crate) async fn run<K: Followed>(mut self) {
         let client = self.door.client();
-        let (mut pause, mut version, mut refused) = (Pause::default(), None, 0);
+        let (mut pause, mut search, mut version, mut refused) = (Pause::default(), Pause::search(), None, 0);
         loop {
             let Err(ended) = self.round::<K>(&client, &mut version, &mut pause).await else { continue };
+            // A server that once had it may have lost it for a moment only.
+            if K::OPTIONAL && ended.is_absent() && version.is_none() {
+                refused = 0;
+                if self.miss::<K>(&mut search).await.is_err() {
+                    return;
+                }
+                continue;
+            }
             if version.is_none() && self.widen::<K>(&ended) {
                 continue;
             }
@@ -100,6 +122,17 @@ impl Follow {
                 return;
             }
             tokio::time::sleep(pause.next().max(ended.least())).await;
+        }
+    }
+
+    /// Nobody has installed it: there is none. Looks again now and then, and when its like has been found.
+    async fn miss<K: Followed>(&self, search: &mut Pause) -> Result<(), Ended> {
+        for news in [News::Begin(K::KIND), News::Done(K::KIND), News::Well(K::KIND)] {
+            self.news.send(news).await?;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(search.next()) => Ok(()),
+            () = self.found.notified() => Ok(()),
         }
     }
 
@@ -122,7 +155,7 @@ impl Follow {
             Ended::Failed(why) => why.clone(),
         };
         let text = format!("{} {}: {why}", self.door.server(), K::PATH);
-        Ok(self.news.send(News::Failed(K::KIND, text)).await?)
+        Ok(self.news.send(News::Failed { kind: K::KIND, why: text, denied: ended.is_denied() }).await?)
     }
 
     async fn round<K: Followed>(
@@ -164,6 +197,9 @@ impl Follow {
             let version =
                 version.ok_or_else(|| Ended::Failed("a list without a resourceVersion is no answer".into()))?;
             self.news.send(News::Done(K::KIND)).await?;
+            if K::OPTIONAL {
+                self.found.notify_waiters();
+            }
             return Ok(version);
         }
     }

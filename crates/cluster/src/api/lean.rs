@@ -4,7 +4,7 @@
 use super::trigger;
 use crate::convert::{ENTRY_ADDRESS, RESOLVE};
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, ContainerStatus, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod,
+    Container, ContainerPort, ContainerStatus, Namespace, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod,
     PodCondition, PodIP, PodSpec, PodStatus, Service, ServiceSpec, ServiceStatus, Taint,
 };
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice};
@@ -45,6 +45,7 @@ struct Meta {
     namespace: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
+    generation: Option<i64>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
     labels: Option<BTreeMap<String, String>>,
@@ -59,6 +60,7 @@ impl From<Meta> for ObjectMeta {
             namespace: meta.namespace,
             uid: meta.uid,
             resource_version: meta.resource_version,
+            generation: meta.generation,
             creation_timestamp: meta.creation_timestamp,
             deletion_timestamp: meta.deletion_timestamp,
             labels: meta.labels,
@@ -319,6 +321,58 @@ impl From<PodWire> for Pod {
 
 impl Reduced for Pod {
     type Wire = PodWire;
+}
+
+#[derive(Deserialize)]
+pub(crate) struct NamespaceWire {
+    #[serde(default)]
+    metadata: Meta,
+}
+
+impl From<NamespaceWire> for Namespace {
+    fn from(wire: NamespaceWire) -> Namespace {
+        Namespace { metadata: wire.metadata.into(), ..Namespace::default() }
+    }
+}
+
+impl Reduced for Namespace {
+    type Wire = NamespaceWire;
+}
+
+/// A policy without its status. Its definition may be of another make than ours, so a spec that is not what we know spoils
+/// only itself and not the page that it stands on.
+#[derive(Clone, Debug)]
+pub(crate) struct Read<S> {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: Result<S, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "S: DeserializeOwned")]
+pub(crate) struct PolicyWire<S> {
+    #[serde(default)]
+    metadata: Meta,
+    #[serde(default = "nothing", deserialize_with = "attempt")]
+    spec: Result<S, String>,
+}
+
+fn nothing<S>() -> Result<S, String> {
+    Err("it has no spec".into())
+}
+
+fn attempt<'de, D: Deserializer<'de>, S: DeserializeOwned>(deserializer: D) -> Result<Result<S, String>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    Ok(serde_path_to_error::deserialize(value).map_err(|bad| format!("spec.{}: {}", bad.path(), bad.inner())))
+}
+
+impl<S> From<PolicyWire<S>> for Read<S> {
+    fn from(wire: PolicyWire<S>) -> Read<S> {
+        Read { metadata: wire.metadata.into(), spec: wire.spec }
+    }
+}
+
+impl<S: DeserializeOwned + Clone + Send + 'static> Reduced for Read<S> {
+    type Wire = PolicyWire<S>;
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! What one kind's follower tells the book.
 
-use super::lean::Reduced;
+use super::lean::{Read, Reduced};
 use crate::kind::Kind;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use crate::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::time::Instant;
@@ -12,6 +13,9 @@ pub(crate) enum Object {
     Slice(Box<EndpointSlice>),
     Node(Box<Node>),
     Pod(Box<Pod>),
+    Namespace(Box<Namespace>),
+    Redirect(Box<Read<LocalRedirectPolicySpec>>),
+    Balancing(Box<Read<BalancingPolicySpec>>),
 }
 
 pub(crate) enum News {
@@ -24,13 +28,20 @@ pub(crate) enum News {
     Gone(Object),
     /// The watch stands.
     Well(Kind),
-    Failed(Kind, String),
+    Failed {
+        kind: Kind,
+        why: String,
+        /// We may not read it at all.
+        denied: bool,
+    },
 }
 
 /// A kind that is followed.
 pub(crate) trait Followed: Reduced {
     const KIND: Kind;
     const PATH: &'static str;
+    /// Where nobody has installed it there is none of it, which is no error.
+    const OPTIONAL: bool = false;
     fn object(self) -> Object;
     fn meta(&self) -> &ObjectMeta;
 }
@@ -80,6 +91,47 @@ impl Followed for Pod {
 
     fn object(self) -> Object {
         Object::Pod(Box::new(self))
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl Followed for Namespace {
+    const KIND: Kind = Kind::Namespace;
+    const PATH: &'static str = "/api/v1/namespaces";
+
+    fn object(self) -> Object {
+        Object::Namespace(Box::new(self))
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl Followed for Read<LocalRedirectPolicySpec> {
+    const KIND: Kind = Kind::LocalRedirect;
+    const PATH: &'static str = "/apis/beeline.dev/v1alpha1/localredirectpolicies";
+    const OPTIONAL: bool = true;
+
+    fn object(self) -> Object {
+        Object::Redirect(Box::new(self))
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl Followed for Read<BalancingPolicySpec> {
+    const KIND: Kind = Kind::Balancing;
+    const PATH: &'static str = "/apis/beeline.dev/v1alpha1/balancingpolicies";
+    const OPTIONAL: bool = true;
+
+    fn object(self) -> Object {
+        Object::Balancing(Box::new(self))
     }
 
     fn meta(&self) -> &ObjectMeta {

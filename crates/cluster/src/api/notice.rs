@@ -4,6 +4,7 @@
 //! it, the others are told that it exists already, and that is the end of it.
 
 use crate::kind::Kind;
+use crate::policy::API_VERSION;
 use beeline_model::fact::Refusal;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -29,6 +30,9 @@ impl Notice {
             Kind::Endpoints => ("Endpoints", "v1"),
             Kind::Node => ("Node", "v1"),
             Kind::Pod => ("Pod", "v1"),
+            Kind::Namespace => ("Namespace", "v1"),
+            Kind::LocalRedirect => ("LocalRedirectPolicy", API_VERSION),
+            Kind::Balancing => ("BalancingPolicy", API_VERSION),
         };
         let object = ObjectReference {
             api_version: Some(api_version.into()),

@@ -2,21 +2,41 @@
 
 use std::time::Duration;
 
-const FIRST: Duration = Duration::from_millis(200);
-const LONGEST: Duration = Duration::from_secs(10);
+#[derive(Clone, Copy)]
+struct Bounds {
+    first: Duration,
+    longest: Duration,
+}
 
-#[derive(Default)]
-pub(crate) struct Pause(u32);
+const TRY: Bounds = Bounds { first: Duration::from_millis(200), longest: Duration::from_secs(10) };
+/// For what may never be there: at 5,000 nodes and two kinds, 83 small answers a second.
+const SEARCH: Bounds = Bounds { first: Duration::from_secs(2), longest: Duration::from_secs(120) };
+
+pub(crate) struct Pause {
+    count: u32,
+    bounds: Bounds,
+}
+
+impl Default for Pause {
+    fn default() -> Pause {
+        Pause { count: 0, bounds: TRY }
+    }
+}
 
 impl Pause {
+    /// Between two looks for something that is not there.
+    pub(crate) fn search() -> Pause {
+        Pause { count: 0, bounds: SEARCH }
+    }
+
     pub(crate) fn next(&mut self) -> Duration {
-        let wait = FIRST.saturating_mul(1 << self.0.min(10)).min(LONGEST);
-        self.0 = self.0.saturating_add(1);
+        let wait = self.bounds.first.saturating_mul(1 << self.count.min(10)).min(self.bounds.longest);
+        self.count = self.count.saturating_add(1);
         wait.mul_f64(0.75 + fastrand::f64() / 2.0)
     }
 
     pub(crate) fn reset(&mut self) {
-        self.0 = 0;
+        self.count = 0;
     }
 }
 

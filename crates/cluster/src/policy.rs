@@ -1,0 +1,34 @@
+//! The custom resources LocalRedirectPolicy and BalancingPolicy, group `beeline.dev`. All that one object can tell is said
+//! in their schema, in CEL rules and in defaults, so that the API server itself refuses what cannot be meant, with a
+//! message that says what to write instead. What needs other objects is the webhook's.
+
+mod balance;
+mod definition;
+mod frontend;
+mod port;
+mod redirect;
+mod rule;
+mod schema;
+mod selector;
+mod status;
+
+pub use balance::{
+    AddressEndpoint, BalancingBackend, BalancingConfig, BalancingPolicy, BalancingPolicySpec, Mode, ServiceEndpoint,
+};
+pub use definition::{definitions, definitions_yaml};
+pub use frontend::{AddressMatcher, Frontend, FrontendPort, ServiceMatcher};
+pub use port::{AddressPort, EndpointPort, Transport};
+pub use redirect::{ConnectLimit, LocalBackend, LocalRedirectConfig, LocalRedirectPolicy, LocalRedirectPolicySpec};
+pub use selector::{LabelRequirement, LabelSelector, Operator};
+pub use status::{ACCEPTED, NodeCount, PROGRAMMED, PolicyStatus};
+
+pub const GROUP: &str = "beeline.dev";
+pub const API_VERSION: &str = "beeline.dev/v1alpha1";
+/// So that the name of every port fits the kernel's table of names.
+pub const MAX_NAME: usize = 63;
+pub const MAX_PORTS: usize = 64;
+/// As many as an EndpointSlice can hold.
+pub const MAX_ADDRESSES: usize = 1000;
+pub const MAX_LABELS: usize = 16;
+pub const MAX_VALUES: usize = 64;
+pub const MAX_RATE: i32 = 1_000_000_000;

@@ -1,0 +1,125 @@
+//! The CEL rules, each with the words that a user reads.
+//!
+//! The server works out beforehand what a rule can cost at most, from the bounds of lists and texts in the schema, and does
+//! not take a definition that is over its budget: hence the bounds. Objects at different places are different types to
+//! CEL, so lists of ports cannot be chosen by `?:`; a rule about pairs is written out once for each two places instead.
+
+use kube::core::Rule;
+
+/// A frontend's list of ports and a backend's.
+type Pairs = &'static [(&'static str, &'static str)];
+
+pub(super) const LOCAL: Pairs = &[(SERVICE, "self.backend"), (ADDRESS, "self.backend")];
+pub(super) const BALANCING: Pairs = &[
+    (SERVICE, "self.backend.serviceEndpoint"),
+    (SERVICE, "self.backend.addressEndpoint"),
+    (ADDRESS, "self.backend.serviceEndpoint"),
+    (ADDRESS, "self.backend.addressEndpoint"),
+];
+const SERVICE: &str = "self.frontend.serviceMatcher";
+const ADDRESS: &str = "self.frontend.addressMatcher";
+
+pub(super) const PORT_NAME: &str = "write a name of a-z, 0-9 and '-', or leave it out where there is a single port";
+
+fn rule(rule: impl Into<String>, message: &str) -> Rule {
+    Rule::new(rule).message(message)
+}
+
+pub(super) fn name() -> Rule {
+    rule("self.metadata.name.size() <= 63", "metadata.name may have 63 characters at most: choose a shorter one")
+}
+
+pub(super) fn one_of(a: &str, b: &str) -> Rule {
+    rule(format!("has(self.{a}) != has(self.{b})"), &format!("write exactly one of {a} and {b}"))
+}
+
+pub(super) fn label(message: &str) -> Rule {
+    rule("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')", message)
+}
+
+pub(super) fn address() -> Rule {
+    let message = "write an IP address in its shortest form, such as 169.254.20.10 or fd00:bee::10";
+    rule("isIP(self) && ip.isCanonical(self)", message)
+}
+
+/// A link-local address may be a virtual one.
+pub(super) fn dialable() -> Rule {
+    let message =
+        "write an address that one host can have: not 0.0.0.0, ::, a loopback, multicast or broadcast address";
+    rule("!isIP(self) || ip(self).isGlobalUnicast() || ip(self).isLinkLocalUnicast()", message)
+}
+
+/// As the API server has it for endpoints: whoever could send dials to a link-local address could send them to the
+/// cloud's metadata.
+pub(super) fn reachable() -> Rule {
+    let message = "write an address that other hosts can reach: not 0.0.0.0, ::, a loopback, link-local, multicast or broadcast address";
+    rule("!isIP(self) || ip(self).isGlobalUnicast()", message)
+}
+
+pub(super) fn all_named() -> Rule {
+    let message = "more than one port: give each a name, which pairs the frontend's ports with the backend's";
+    rule("self.size() < 2 || self.all(p, has(p.name))", message)
+}
+
+pub(super) fn unique_names() -> Rule {
+    let once = "self.all(p, !has(p.name) || self.exists_one(q, has(q.name) && q.name == p.name))";
+    rule(once, "a name stands twice: give each port a name of its own")
+}
+
+pub(super) fn counted(pairs: Pairs) -> Rule {
+    let message = "write as many toPorts for the backend as for the frontend: they are paired";
+    each(pairs, "FRONT.toPorts.size() == BACK.toPorts.size()", message)
+}
+
+/// Of a single pair one side may leave the name out.
+pub(super) fn named(pairs: Pairs) -> Rule {
+    let same = "FRONT.toPorts.all(f, !has(f.name) || BACK.toPorts.exists(b, !has(b.name) || b.name == f.name))";
+    each(pairs, same, "a port of the frontend has no partner: give one of the backend's toPorts the same name")
+}
+
+pub(super) fn same_protocol(pairs: Pairs) -> Rule {
+    let other = "!has(f.name) || !has(b.name) || b.name == f.name ? b.protocol == f.protocol : true";
+    let message = "ports that are paired have different protocols: write the same protocol for both";
+    each(pairs, &format!("FRONT.toPorts.all(f, BACK.toPorts.all(b, {other}))"), message)
+}
+
+fn each(pairs: Pairs, condition: &str, message: &str) -> Rule {
+    let written = pairs.iter().map(|(front, back)| {
+        let condition = condition.replace("FRONT", front).replace("BACK", back);
+        format!("({} || {condition})", missing(front, back))
+    });
+    rule(written.collect::<Vec<_>>().join(" && "), message)
+}
+
+/// One of the two lists is not there: another rule's business, or every port of the Service.
+fn missing(front: &str, back: &str) -> String {
+    let parts = [front.to_owned(), format!("{front}.toPorts"), back.to_owned(), format!("{back}.toPorts")];
+    parts.map(|part| format!("!has({part})")).join(" || ")
+}
+
+pub(super) fn values_needed() -> Rule {
+    let message = "In and NotIn need values: write at least one";
+    rule("!(self.operator in ['In', 'NotIn']) || has(self.values) && self.values.size() > 0", message)
+}
+
+pub(super) fn no_values() -> Rule {
+    let message = "Exists and DoesNotExist take no values: leave them out";
+    rule("self.operator in ['In', 'NotIn'] || !has(self.values) || self.values.size() == 0", message)
+}
+
+const KEY: &str = "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+const KEY_MESSAGE: &str = "write the key of a label, such as app or example.org/app";
+
+pub(super) fn label_key() -> Rule {
+    rule(format!("self.matches('{KEY}')"), KEY_MESSAGE)
+}
+
+pub(super) fn label_keys() -> Rule {
+    rule(format!("self.all(key, key.size() <= 317 && key.matches('{KEY}'))"), KEY_MESSAGE)
+}
+
+pub(super) fn label_value() -> Rule {
+    let message =
+        "write the value of a label: letters, digits, '-', '_' and '.', beginning and ending with a letter or digit";
+    rule("self.matches('^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$')", message)
+}

@@ -1,0 +1,84 @@
+//! Schemas of lists and of texts in them, which attributes cannot say.
+
+use super::frontend::FrontendPort;
+use super::{MAX_ADDRESSES, MAX_LABELS, MAX_PORTS, MAX_VALUES, rule};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+/// Of a backend. Two dialled ports may lead to the same one.
+pub(super) fn ports<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_PORTS,
+        "items": T::json_schema(generator),
+        "x-kubernetes-list-type": "atomic",
+        "x-kubernetes-validations": [rule::all_named(), rule::unique_names()],
+    })
+}
+
+/// Of a frontend: a port and protocol can be dialled once.
+pub(super) fn dialled_ports(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_PORTS,
+        "items": FrontendPort::json_schema(generator),
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["port", "protocol"],
+        "x-kubernetes-validations": [rule::all_named(), rule::unique_names()],
+    })
+}
+
+/// The name is checked by a pattern, since to CEL this text has no bound.
+pub(super) fn number_or_name(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "x-kubernetes-int-or-string": true,
+        "minimum": 1,
+        "maximum": 65535,
+        "maxLength": 15,
+        "pattern": "^([a-z0-9]+-)*[a-z0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$",
+    })
+}
+
+pub(super) fn addresses(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_ADDRESSES,
+        "x-kubernetes-list-type": "set",
+        "items": {
+            "type": "string",
+            "maxLength": 39,
+            "x-kubernetes-validations": [rule::address(), rule::reachable()],
+        },
+    })
+}
+
+pub(super) fn labels(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": MAX_LABELS,
+        "additionalProperties": { "type": "string", "maxLength": 63, "x-kubernetes-validations": [rule::label_value()] },
+        "x-kubernetes-validations": [rule::label_keys()],
+    })
+}
+
+pub(super) fn label_values(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": MAX_VALUES,
+        "x-kubernetes-list-type": "set",
+        "items": { "type": "string", "maxLength": 63, "x-kubernetes-validations": [rule::label_value()] },
+    })
+}
+
+pub(super) fn conditions(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 8,
+        "items": Condition::json_schema(generator),
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+    })
+}
