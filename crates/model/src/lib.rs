@@ -21,6 +21,8 @@ pub mod resolve;
 pub mod row;
 pub mod rules;
 pub mod select;
+pub mod publish;
+pub mod report;
 pub mod selector;
 pub mod table;
 pub mod virtual_address;
