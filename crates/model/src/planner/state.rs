@@ -7,7 +7,7 @@ use crate::fact::Refusal;
 use crate::name::OwnerName;
 use crate::plan::policy::{Standing, objection, plan_policy, standing};
 use crate::plan::{ServicePlan, SetPlan};
-use crate::policy::{Policy, PolicyName, Target};
+use crate::policy::{Matcher, Policy, PolicyName, Target};
 use crate::row::{FrontendKey, Kind};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -19,6 +19,8 @@ pub struct PolicyState {
     pub name: PolicyName,
     pub uid: Box<str>,
     pub generation: i64,
+    /// What it is about: `Service default/web`, or an address.
+    pub target: String,
     /// Why it is not accepted; then it claims nothing.
     pub refused: Option<Refusal>,
     pub standing: Standing,
@@ -56,6 +58,13 @@ pub enum Holder {
     Elsewhere(OwnerName),
 }
 
+fn target_of(policy: &Policy) -> String {
+    match &policy.matcher {
+        Matcher::Service { name, .. } => format!("Service {}/{name}", policy.name.namespace),
+        Matcher::Address { address, .. } => address.to_string(),
+    }
+}
+
 impl Planner {
     /// Sorted by kind, namespace and name.
     pub fn policies(&self) -> Vec<PolicyState> {
@@ -75,6 +84,7 @@ impl Planner {
             name: policy.name.clone(),
             uid: policy.uid.clone(),
             generation: policy.generation,
+            target: target_of(policy),
             waits: refused.is_none() && self.waits(owner, policy),
             frontends: self.frontends(&plan),
             backends: addresses.len(),
