@@ -36,7 +36,9 @@ pub enum Command {
     /// Every backend, with the number of dials that it got
     Backends(View),
     /// Every policy: accepted or why not, who holds its frontends, and its backends
-    #[command(after_help = "Examples:\n  beeline policies\n  beeline policies kube-system/node-local-dns\n  beeline policies -o json")]
+    #[command(
+        after_help = "Examples:\n  beeline policies\n  beeline policies kube-system/node-local-dns\n  beeline policies -o json"
+    )]
     Policies(Policies),
     /// What this dial would become, and why each endpoint is in or out
     #[command(

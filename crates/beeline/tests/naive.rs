@@ -246,11 +246,15 @@ impl<'a> Naive<'a> {
 
     /// An endpoint that names no node stands where its address is.
     fn node_of(&self, address: Address) -> Option<Name> {
-        if self.own_addresses().contains(&address) {
+        let entry = |node: &Node| node.entry.contains(&address);
+        let own = self.facts.nodes.get(&self.rules.node_name).is_some_and(entry);
+        if own || self.own_addresses().contains(&address) || self.own_pods().any(|pod| pod.addresses.contains(&address))
+        {
             return Some(self.rules.node_name.clone());
         }
         let mut nodes = self.facts.nodes.values();
-        nodes.find(|node| node.addresses.iter().any(|(_, a)| *a == address)).map(|node| node.name.clone())
+        let at = |node: &&Node| entry(node) || node.addresses.iter().any(|(_, a)| *a == address);
+        nodes.find(at).map(|node| node.name.clone())
     }
 
     fn cluster(&self, pods: &Pods) -> Answer {

@@ -11,8 +11,8 @@ use beeline_agent::status::Request;
 use beeline_datapath::cgroup;
 use beeline_model::address::parse_ip;
 use beeline_model::event::{Action, Reason};
-use beeline_model::resolve::{Dial, Verdict, resolve};
 use beeline_model::policy::Limit;
+use beeline_model::resolve::{Dial, Verdict, resolve};
 use beeline_model::row::{Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
 use beeline_model::rules::EmptyLocal;
 use beeline_model::{Address, Protocol};
@@ -220,7 +220,9 @@ fn because(verdict: &Verdict, dial: &Dial) -> String {
     match (verdict.action, verdict.reason) {
         (Action::Resolved, _) => "one of the backends below, at random; a client with affinity keeps its own".into(),
         (_, Reason::NoPort) if known => "this ClusterIP is known, and its Service has no such port".into(),
-        (_, Reason::SelfDial) => "the dialler is a pod that the policy selects, and nothing comes after the policy".into(),
+        (_, Reason::SelfDial) => {
+            "the dialler is a pod that the policy selects, and nothing comes after the policy".into()
+        }
         (_, Reason::Limited) => "over the policy's limit, and nothing comes after the policy".into(),
         (_, Reason::NoEndpoint) => {
             "the service has no endpoint that is ready, or that still serves while it terminates".into()
@@ -259,7 +261,9 @@ fn text(a: &Answer) -> String {
     text.push_str(&in_order(a));
     match (&a.endpoints, &a.service) {
         (Some(explained), _) => text.push_str(&endpoints(explained)),
-        (None, Some(_)) if a.rule == Some(Rule::Service) => text.push_str("\nno agent runs: why each endpoint is in or out is not known\n"),
+        (None, Some(_)) if a.rule == Some(Rule::Service) => {
+            text.push_str("\nno agent runs: why each endpoint is in or out is not known\n")
+        }
         _ => {}
     }
     text

@@ -76,7 +76,7 @@ impl Naive<'_> {
             && !self.own_pods().any(|pod| pod.addresses.contains(&at))
     }
 
-    fn own_pods(&self) -> impl Iterator<Item = &Pod> {
+    pub fn own_pods(&self) -> impl Iterator<Item = &Pod> {
         self.facts.pods.values().filter(|pod| pod.node.as_deref() == Some(world::OWN_NODE))
     }
 
