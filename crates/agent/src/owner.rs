@@ -102,6 +102,7 @@ fn answer(state: &mut State, request: &Request) -> serde_json::Value {
             let explained = PortName::from_text(owner).and_then(|owner| explain(&state.planner, &owner));
             serde_json::to_value(explained).unwrap_or_else(|e| error(e.to_string()))
         }
+        Request::Policies => serde_json::to_value(state.planner.policies()).unwrap_or_else(|e| error(e.to_string())),
         Request::SetEvents { level } => match level.parse() {
             Ok(level) => {
                 state.control.set_event_level(level);

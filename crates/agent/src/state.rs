@@ -6,7 +6,7 @@ use crate::member::{Members, News};
 use crate::probe::{self, Probes};
 use crate::refused::{self, Refused};
 use crate::settings::{Origin, Orphan, Settings};
-use crate::status::{Counts, KernelStatus, LastChange, Source, Status};
+use crate::status::{Counts, KernelStatus, LastChange, Policies, Source, Status};
 use anyhow::Context;
 use beeline_cluster::Batch;
 use beeline_datapath::control::Control;
@@ -518,6 +518,7 @@ impl State {
                 services: self.planner.services().count(),
                 slices: self.planner.slice_count(),
                 nodes: self.planner.nodes().count(),
+                policies: Policies::count(&self.planner.policies()),
                 frontends: rows.frontends.keys().filter(|k| k.protocol.is_some()).count(),
                 sets: rows.sets.len(),
                 backends: rows.backends.len(),

@@ -1,6 +1,8 @@
 //! What the agent says of itself; the CLI prints it.
 
 use beeline_model::fact::Refusal;
+use beeline_model::plan::policy::Standing;
+use beeline_model::planner::state::PolicyState;
 use beeline_model::row::Sizes;
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +53,7 @@ pub struct Counts {
     pub services: usize,
     pub slices: usize,
     pub nodes: usize,
+    pub policies: Policies,
     pub frontends: usize,
     pub sets: usize,
     pub backends: usize,
@@ -58,6 +61,29 @@ pub struct Counts {
     pub udp_sockets_destroyed: u64,
     /// Refused: a known ClusterIP on a port that its Service does not have, so of no service port.
     pub dials_no_port: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Policies {
+    pub all: usize,
+    /// Accepted, and meant for this node.
+    pub here: usize,
+    pub refused: usize,
+    /// For slices that the controller has not published yet.
+    pub waiting: usize,
+}
+
+impl Policies {
+    pub fn count(states: &[PolicyState]) -> Policies {
+        let count = |is: fn(&PolicyState) -> bool| states.iter().filter(|state| is(state)).count();
+        Policies {
+            all: states.len(),
+            here: count(|state| state.refused.is_none() && state.standing == Standing::Here),
+            refused: count(|state| state.refused.is_some()),
+            waiting: count(|state| state.waits),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -78,6 +104,8 @@ pub enum Request {
     Explain {
         owner: String,
     },
+    /// What became of each policy on this node.
+    Policies,
     SetEvents {
         level: String,
     },

@@ -35,6 +35,11 @@ pub enum Command {
     Services(View),
     /// Every backend, with the number of dials that it got
     Backends(View),
+    /// Every policy: accepted or why not, who holds its frontends, and its backends
+    #[command(
+        after_help = "Examples:\n  beeline policies\n  beeline policies kube-system/node-local-dns\n  beeline policies -o json"
+    )]
+    Policies(Policies),
     /// What this dial would become, and why each endpoint is in or out
     #[command(
         after_help = "Examples:\n  beeline explain 10.96.0.10:53/UDP\n  beeline explain [fd00:96::1]:80/TCP --from 4711\n  \
@@ -97,6 +102,14 @@ pub struct View {
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Policies {
+    /// Only this one: its name, or NAMESPACE/NAME
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub view: View,
 }
 
 #[derive(Clone, Debug, ClapArgs)]

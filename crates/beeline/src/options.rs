@@ -91,6 +91,10 @@ pub struct Options {
     /// on, off, or the CIDRs that externalIPs may come from [default: on]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub external_ips: Option<Vec<String>>,
+    /// Where policies may put virtual addresses [default: 169.254.0.0/16,fd00:bee::/48]; the clouds' metadata addresses
+    /// are left out unless listed themselves
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub virtual_ranges: Option<Vec<String>>,
     /// Serve only services with this value of the label service.kubernetes.io/service-proxy-name
     #[arg(long, value_name = "NAME")]
     pub service_proxy_name: Option<String>,
@@ -160,6 +164,7 @@ impl Options {
             empty_local: self.empty_local.or(file.empty_local),
             node_port_addresses: self.node_port_addresses.or(file.node_port_addresses),
             external_ips: self.external_ips.or(file.external_ips),
+            virtual_ranges: self.virtual_ranges.or(file.virtual_ranges),
             service_proxy_name: self.service_proxy_name.or(file.service_proxy_name),
             node_addresses: self.node_addresses.or(file.node_addresses),
             metrics_address: self.metrics_address.or(file.metrics_address),
@@ -198,6 +203,9 @@ impl Options {
             claim,
             clear_taint: self.clear_startup_taint,
             patience: beeline_cluster::PATIENCE,
+            role: beeline_cluster::Role::Agent,
+            controller_namespace: "kube-system".into(),
+            reports: None,
         })))
     }
 
@@ -232,6 +240,11 @@ impl Options {
         }
         if let Some(words) = &self.external_ips {
             rules.external_ips = external_ips(words)?;
+        }
+        if let Some(ranges) = &self.virtual_ranges {
+            let parse =
+                |w: &String| w.parse().map_err(|_| anyhow!("--virtual-ranges {w}: CIDRs such as 169.254.0.0/16"));
+            rules.virtual_ranges = ranges.iter().map(parse).collect::<anyhow::Result<_>>()?;
         }
         for text in self.node_addresses.iter().flatten() {
             rules.own_addresses.push(Address::from(parse_ip(text).with_context(|| "--node-addresses".to_owned())?));

@@ -5,15 +5,21 @@
 use beeline_cluster::{Claim, Convert, Format, Snapshot, parse};
 use beeline_datapath::{Config, Door, Program, cgroup};
 use beeline_model::address::parse_ip;
+use beeline_model::bucket::Buckets;
 use beeline_model::diff::reconcile;
 use beeline_model::event::{Action, Reason};
+use beeline_model::fact::PodName;
 use beeline_model::fact::Refusal;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::op::{Faulty, MapError, Maps, Memory, Op};
+use beeline_model::plan::policy::Standing;
+use beeline_model::planner::state::{Holder, PolicyState};
 use beeline_model::planner::{Delta, Planner};
-use beeline_model::resolve::{Dial, Verdict, resolve};
-use beeline_model::row::{BackendId, Kind, Rows, Sizes};
-use beeline_model::rules::{EmptyLocal, ExternalIps, LocalPolicy, NodePortAddress, Rules};
+use beeline_model::policy::{PolicyKind, PolicyName};
+use beeline_model::publish::{LeftOut, Publisher, Unknown};
+use beeline_model::resolve::{Dial, Verdict, resolve, resolve_with};
+use beeline_model::row::{BackendId, Kind, Rows, SET_NONE, SetId, SetRow, Sizes};
+use beeline_model::rules::{EmptyLocal, ExternalIps, LocalPolicy, NodePortAddress, Rules, StandPoint};
 use beeline_model::table::Tables;
 use beeline_model::{Address, PortName};
 use serde::Deserialize;
@@ -35,7 +41,14 @@ struct Node {
     external_ips: Option<Vec<String>>,
     #[serde(default)]
     service_proxy_name: Option<String>,
-    /// `ADDRESS:PORT/PROTOCOL [host] [from ADDRESS]`
+    #[serde(default)]
+    virtual_ranges: Option<Vec<String>>,
+    #[serde(default)]
+    outside: bool,
+    /// Pods (`namespace/name`) whose cgroup is not found.
+    #[serde(default)]
+    without_cgroup: Vec<String>,
+    /// `ADDRESS:PORT/PROTOCOL [host] [from ADDRESS] [in NAMESPACE/POD] [after N]`; N dials before it at the same instant.
     #[serde(default)]
     dials: Vec<String>,
 }
@@ -44,7 +57,8 @@ struct Case {
     name: String,
     dir: PathBuf,
     rules: Rules,
-    dials: Vec<(String, Dial)>,
+    dials: Vec<(String, Dial, usize)>,
+    without_cgroup: Vec<String>,
     /// The objects, and what they become.
     states: Vec<Snapshot>,
 }
@@ -73,8 +87,8 @@ impl Case {
         };
         let mut states = vec![objects(read("cluster.yaml").expect("cluster.yaml"))];
         states.extend(read("step.yaml").map(objects));
-        let dials = node.dials.iter().map(|text| (text.clone(), dial(text))).collect();
-        Case { name, rules: rules(&node), dials, states, dir }
+        let dials = node.dials.iter().map(|text| dial(text)).collect();
+        Case { name, rules: rules(&node), dials, without_cgroup: node.without_cgroup, states, dir }
     }
 }
 
@@ -101,10 +115,22 @@ fn rules(node: &Node) -> Rules {
         Some([off]) if off == "off" => rules.external_ips = ExternalIps::Off,
         Some(ranges) => rules.external_ips = ExternalIps::Within(ranges.iter().map(|r| r.parse().unwrap()).collect()),
     }
+    if let Some(ranges) = &node.virtual_ranges {
+        rules.virtual_ranges = ranges.iter().map(|range| range.parse().unwrap()).collect();
+    }
+    if node.outside {
+        rules.stand_point = StandPoint::Outside;
+    }
     rules
 }
 
-fn dial(text: &str) -> Dial {
+/// Any number will do, if it is the pod's.
+fn cgroup_of(pod: &str) -> u64 {
+    pod.bytes().fold(7, |id, byte| id * 31 + u64::from(byte)) >> 8
+}
+
+fn dial(text: &str) -> (String, Dial, usize) {
+    let mut before = 0;
     let mut words = text.split(' ');
     let (target, protocol) = words.next().unwrap().rsplit_once('/').unwrap();
     let (address, port) = target.rsplit_once(':').unwrap();
@@ -114,30 +140,96 @@ fn dial(text: &str) -> Dial {
         match word {
             "host" => dial.host = true,
             "from" => dial.source = Some(Address::from(parse_ip(words.next().unwrap()).unwrap())),
+            "in" => dial.cgroups = vec![cgroup_of(words.next().unwrap())],
+            "after" => before = words.next().unwrap().parse().unwrap(),
             other => panic!("{text}: {other}"),
         }
     }
-    dial
+    (text.to_owned(), dial, before)
+}
+
+/// What the last of several dials at one instant gets.
+fn decide(rows: &Rows, dial: &Dial, before: usize, empty_local: EmptyLocal) -> Verdict {
+    let (mut buckets, dial) = (Buckets::default(), Dial { now: 1, ..dial.clone() });
+    (0..before).for_each(|_| drop(resolve_with(rows, &dial, empty_local, &mut buckets)));
+    resolve_with(rows, &dial, empty_local, &mut buckets)
 }
 
 /// A planner that has been brought from one state of the objects to the next, with the delta of the last step.
-fn deltas(case: &Case) -> Vec<(Delta, Vec<Refusal>)> {
+fn deltas(case: &Case) -> Vec<(Delta, Vec<String>)> {
     let mut planner = Planner::new(case.rules.clone());
+    // As an agent does that has no controller.
+    let mut publisher = Publisher::new(Unknown::Plain);
     let mut old = Snapshot::default();
     let mut all = Vec::new();
     let gone = Snapshot::default();
     for (i, state) in case.states.iter().chain([&gone]).enumerate() {
-        beeline_cluster::diff(&old, state).into_iter().for_each(|fact| _ = planner.apply(fact));
+        for fact in beeline_cluster::diff(&old, state) {
+            publisher.apply(&fact);
+            planner.apply(fact);
+        }
+        publisher.take().into_iter().for_each(|fact| _ = planner.apply(fact));
+        find_cgroups(case, state, &mut planner);
         let delta = if i == 0 { planner.take_all() } else { planner.take() };
         let mut refusals = state.refusals.clone();
         refusals.extend(planner.refusals());
-        all.push((delta, refusals));
+        let mut said = refused(&refusals);
+        said.extend(planner.policies().iter().map(policy));
+        said.extend(left_out(state, &publisher));
+        all.push((delta, said));
         old = state.clone();
     }
     all
 }
 
+/// The kubelet names a pod's cgroup by its uid.
+fn find_cgroups(case: &Case, state: &Snapshot, planner: &mut Planner) {
+    for pod in state.pods.values().filter(|pod| !pod.uid.is_empty()) {
+        let name = format!("{}/{}", pod.name.namespace, pod.name.name);
+        if !case.without_cgroup.contains(&name) {
+            planner.set_cgroup(&pod.uid, Some(cgroup_of(&name)));
+        }
+    }
+}
+
 // ---- what a plan looks like ----
+
+fn refused(refusals: &[Refusal]) -> Vec<String> {
+    let mut said: Vec<String> =
+        refusals.iter().map(|r| format!("refused {} {}: {}\n", r.subject, r.reason, r.message)).collect();
+    said.sort();
+    said
+}
+
+fn policy(state: &PolicyState) -> String {
+    let standing = match (&state.refused, state.standing) {
+        (Some(refusal), _) => format!("not accepted ({})", refusal.reason),
+        (None, Standing::Here) => format!("accepted, {} backends", state.backends),
+        (None, Standing::OtherNodes) => "accepted, for other nodes".into(),
+        (None, Standing::InsideOnly) => "accepted, not outside".into(),
+    };
+    let mut text = format!("policy {} is {standing}", state.name);
+    for frontend in &state.frontends {
+        text += &match &frontend.holder {
+            Holder::Itself => format!("; first at {}", frontend.dialled),
+            Holder::Older(other) => format!("; {} is {other}'s, which is older", frontend.dialled),
+            Holder::Before(other) => format!("; after {other} at {}", frontend.dialled),
+            Holder::Elsewhere(other) => format!("; {} is {}'s", frontend.dialled, other.subject()),
+        };
+    }
+    text + "\n"
+}
+
+fn left_out(state: &Snapshot, publisher: &Publisher) -> Vec<String> {
+    let of = |policy: &PolicyName| {
+        let pods = publisher.left_out(policy);
+        let line = |(pod, why): (&PodName, &LeftOut)| {
+            format!("left out of {policy}: pod {}/{}: {} ({})\n", pod.namespace, pod.name, why.message, why.reason)
+        };
+        pods.map(line).collect::<Vec<_>>()
+    };
+    state.policies.values().filter(|p| p.name.kind == PolicyKind::Balancing).flat_map(|p| of(&p.name)).collect()
+}
 
 fn backends(rows: &Rows, ids: &[BackendId]) -> Vec<String> {
     let mut all: Vec<_> = ids.iter().filter_map(|id| rows.backends.get(*id)).map(|b| (b.address, b.port)).collect();
@@ -159,18 +251,28 @@ fn kind(kind: Kind) -> &'static str {
 fn frontends(rows: &Rows) -> String {
     let mut lines = Vec::new();
     for (key, row) in rows.frontends.iter().filter(|(key, _)| key.protocol.is_some()) {
-        let set = rows.sets.get(row.set).expect("a frontend leads to a set");
-        let owner = PortName::from_text(&rows.names[set.owner].text).expect("a name");
-        let affinity =
-            if set.header.affinity > 0 { format!(" affinity {}", set.header.affinity) } else { String::new() };
-        let members = backends(rows, rows.members(set));
-        let becomes = if members.is_empty() { "nothing".to_owned() } else { members.join(" ") };
-        let empty =
-            if members.is_empty() { format!(" ({:?})", set.when_empty()).to_lowercase() } else { String::new() };
-        lines.push((*key, format!("{key:?} {} {owner} -> {becomes}{empty}{affinity}\n", kind(row.kind))));
+        let sets: Vec<String> = chain(rows, row.set).map(|set| describe_set(rows, set)).collect();
+        lines.push((*key, format!("{key:?} {} {}\n", kind(row.kind), sets.join(", then "))));
     }
     lines.sort();
     lines.into_iter().map(|(_, line)| line).collect()
+}
+
+/// A set, and those that are asked after it.
+fn chain(rows: &Rows, first: SetId) -> impl Iterator<Item = &SetRow> {
+    std::iter::successors(rows.sets.get(first), |set| rows.sets.get(set.header.next))
+}
+
+fn describe_set(rows: &Rows, set: &SetRow) -> String {
+    let owner = PortName::from_text(&rows.names[set.owner].text).expect("a name");
+    let affinity = if set.header.affinity > 0 { format!(" affinity {}", set.header.affinity) } else { String::new() };
+    let limit = rows.buckets.get(&set.header.policy).filter(|_| set.header.limited);
+    let limit = limit.map_or(String::new(), |l| format!(" limit {}/s burst {}", l.connects_per_second, l.burst));
+    let members = backends(rows, rows.members(set));
+    let becomes = if members.is_empty() { "nothing".to_owned() } else { members.join(" ") };
+    let last = members.is_empty() && set.header.next == SET_NONE;
+    let empty = if last { format!(" ({:?})", set.when_empty()).to_lowercase() } else { String::new() };
+    format!("{owner} -> {becomes}{empty}{affinity}{limit}")
 }
 
 fn verdict(rows: &Rows, verdict: &Verdict) -> String {
@@ -182,19 +284,17 @@ fn verdict(rows: &Rows, verdict: &Verdict) -> String {
     }
 }
 
-fn describe(case: &Case, rows: &Rows, refusals: &[Refusal]) -> String {
+fn describe(case: &Case, rows: &Rows, said: &[String]) -> String {
     let mut text = frontends(rows);
     text.extend(rows.nodes.iter().map(|(a, n)| {
         let word = |is: bool, word: &'static str| if is { word } else { "" };
         format!("node {a}{}{}{}\n", word(n.own, " own"), word(n.loopback, " host only"), word(n.alone, " alone"))
     }));
-    for (name, dial) in &case.dials {
-        text += &format!("dial {name} => {}\n", verdict(rows, &resolve(rows, dial, case.rules.empty_local)));
+    for (name, dial, before) in &case.dials {
+        let decided = decide(rows, dial, *before, case.rules.empty_local);
+        text += &format!("dial {name} => {}\n", verdict(rows, &decided));
     }
-    let mut said: Vec<String> =
-        refusals.iter().map(|r| format!("refused {} {}: {}\n", r.subject, r.reason, r.message)).collect();
-    said.sort();
-    text.extend(said);
+    text.extend(said.iter().map(String::as_str));
     text
 }
 
@@ -208,7 +308,8 @@ fn check_frontends(case: &Case, rows: &Rows) {
         let source = source.map(|net| Address::from(net.addr()));
         let dial = Dial { source, ..Dial::to(key.address, key.port, protocol) };
         let verdict = resolve(rows, &dial, case.rules.empty_local);
-        let wanted = backends(rows, rows.members(set));
+        let mut asked = chain(rows, row.set).map(|set| backends(rows, rows.members(set)));
+        let wanted = asked.find(|members| !members.is_empty()).unwrap_or_default();
         assert_eq!(backends(rows, &verdict.backends), wanted, "{} {key:?}", case.name);
         assert_eq!(verdict.action == Action::Resolved, !wanted.is_empty(), "{} {key:?}", case.name);
     }
@@ -235,7 +336,7 @@ fn plans_are_what_they_were_blessed_to_be() {
         let (mut tables, mut memory) = (Tables::new(SIZES()), Memory::new(SIZES()));
         let mut text = String::new();
         let steps = deltas(case);
-        for (i, (delta, refusals)) in steps.iter().enumerate() {
+        for (i, (delta, said)) in steps.iter().enumerate() {
             let outcome = reconcile(&mut tables, &mut memory, delta, i == 0);
             assert!(outcome.is_clean(), "{}: {outcome:?}", case.name);
             // Rows that nothing leads to stay as they are until their id is used again.
@@ -248,7 +349,7 @@ fn plans_are_what_they_were_blessed_to_be() {
                 break;
             }
             text += if i == 0 { "" } else { "\nafter the step:\n" };
-            text += &describe(case, &memory.rows, refusals);
+            text += &describe(case, &memory.rows, said);
             dials += case.dials.len();
         }
         check_empty(case, &mut tables, &mut memory);
@@ -308,11 +409,11 @@ fn a_restart_from_the_dump_writes_nothing() {
 type Answer = (Action, Reason, BTreeSet<String>);
 
 fn answers(case: &Case, rows: &Rows) -> Vec<Answer> {
-    let ask = |dial: &Dial| {
-        let v = resolve(rows, dial, case.rules.empty_local);
+    let ask = |dial: &Dial, before: usize| {
+        let v = decide(rows, dial, before, case.rules.empty_local);
         (v.action, v.reason, backends(rows, &v.backends).into_iter().collect())
     };
-    case.dials.iter().map(|(_, dial)| ask(dial)).collect()
+    case.dials.iter().map(|(_, dial, before)| ask(dial, *before)).collect()
 }
 
 /// Writes reach the memory map and every dial of the case is made after each of them.
@@ -425,13 +526,17 @@ impl Drop for Ground {
     }
 }
 
-fn ask_kernel(case: &Case, rows: &Rows, door: &Door) -> usize {
+fn ask_kernel(case: &Case, rows: &Rows, door: &Door, clock: &mut u64) -> usize {
     let mut asked = 0;
-    for (text, dial) in &case.dials {
-        let twin = resolve(rows, dial, case.rules.empty_local);
+    for (text, dial, before) in &case.dials {
+        let twin = decide(rows, dial, *before, case.rules.empty_local);
         let mut met = BTreeSet::new();
         for i in 0..64u32 {
-            let answer = door.ask(dial, i.wrapping_mul(0x0800_0000).wrapping_add(i), u64::from(i) + 1, 1).unwrap();
+            // Long after the one before: every bucket is full again.
+            *clock += 1_000_000_000_000;
+            let ask = || door.ask(dial, i.wrapping_mul(0x0800_0000).wrapping_add(i), u64::from(i) + 1, *clock).unwrap();
+            (0..*before).for_each(|_| drop(ask()));
+            let answer = ask();
             assert_eq!((answer.action, answer.reason), (twin.action, twin.reason), "{} {text}", case.name);
             met.extend(answer.chosen.map(|(a, p)| std::net::SocketAddr::new(a.ip(), p).to_string()));
             asked += 1;
@@ -458,6 +563,7 @@ fn the_kernel_decides_as_planned() {
             Config { pin_dir: ground.pins.clone(), cgroup: ground.cgroup.clone(), sizes: SIZES(), empty_local };
         let program = Program::open(config).unwrap();
         let (mut kernel, door) = (program.kernel().unwrap(), program.door().unwrap());
+        let mut clock = 0;
         let mut tables = Tables::new(SIZES());
         for case in cases().iter().filter(|c| c.rules.empty_local == empty_local) {
             for (delta, _) in deltas(case) {
@@ -465,7 +571,7 @@ fn the_kernel_decides_as_planned() {
                 assert!(outcome.is_clean(), "{}: {outcome:?}", case.name);
                 let rows = kernel.dump().unwrap();
                 assert!(tables.matches(&rows), "{}: the kernel holds something else", case.name);
-                asked += ask_kernel(case, &rows, &door);
+                asked += ask_kernel(case, &rows, &door, &mut clock);
             }
             tables.recycle(&mut kernel).unwrap();
         }

@@ -2,6 +2,7 @@
 //! they say into batches. Objects are reduced while they are read and converted page by page; none is kept.
 
 mod access;
+mod assembly;
 mod book;
 mod door;
 mod follow;
@@ -10,16 +11,18 @@ mod news;
 mod notice;
 mod once;
 mod pause;
+mod report;
 mod taint;
 mod trigger;
 
+use crate::convert::published::{MANAGED_BY, MANAGER};
 use crate::convert::{Claim, Convert, HEADLESS, PROXY_NAME};
 use crate::folder::Batch;
 use crate::kind::Kind;
 use crate::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
 pub use access::{Access, AccessError};
 use beeline_model::fact::Refusal;
-use book::Book;
+use book::{Book, Published};
 use door::Door;
 use follow::{Follow, Selector};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
@@ -27,6 +30,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use lean::Read;
 use news::News;
 pub use once::LoadError;
+pub use report::{REPORT, Reports, read_report, report_name};
 use std::sync::Arc;
 use std::time::Duration;
 pub use taint::STARTUP_TAINT;
@@ -47,6 +51,17 @@ pub enum Nodes {
     Own,
     /// All of them: other nodes' NodePorts are resolved at the source.
     Watch,
+    /// Our own, and the others' addresses as the controller publishes them.
+    Controller,
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    #[default]
+    Agent,
+    /// Of the EndpointSlices only those that it publishes itself.
+    Controller,
 }
 
 /// Whose pods are asked for.
@@ -70,6 +85,15 @@ pub struct Server {
     /// Take the start-up taint from our node once everything is programmed.
     pub clear_taint: bool,
     pub patience: Duration,
+    pub role: Role,
+    /// Where the controller publishes nodes and agents report.
+    pub controller_namespace: String,
+    pub reports: Option<Reports>,
+}
+
+/// A client that turns to the next server, and reads its credentials anew, when it must.
+pub async fn connect(access: Access, patience: Duration) -> Result<kube::Client, AccessError> {
+    Ok(Door::open(access, patience).await?.client())
 }
 
 /// What comes back from whoever takes the batches.
@@ -107,9 +131,14 @@ impl Server {
         if self.clear_taint {
             tasks.spawn(taint::clear(door.client(), self.node.clone(), tainted, echo.programmed));
         }
+        if let Some(reports) = self.reports.clone() {
+            let namespace = self.controller_namespace.clone();
+            tasks.spawn(report::keep(door.client(), namespace, self.node.clone(), reports));
+        }
         drop(news);
         let followed = self.followed();
-        let book = Book::new(Convert::new(&self.cluster, self.claim), &self.node, &followed);
+        let published = self.published();
+        let book = Book::new(Convert::new(&self.cluster, self.claim), &self.node, &followed, published);
         tokio::select! {
             () = keep(book, heard, &door, &notices, &taint, &batches) => {}
             () = batches.closed() => {}
@@ -121,6 +150,15 @@ impl Server {
     fn follow(&self, door: &Arc<Door>, selector: Selector, news: &Sender<News>, found: &Arc<Notify>) -> Follow {
         let (door, news, found) = (door.clone(), news.clone(), found.clone());
         Follow { door, selector, patience: self.patience, news, found }
+    }
+
+    /// Where everybody's pods are known, backends are worked out here and nobody's word for them is taken.
+    fn published(&self) -> Published {
+        Published {
+            policies: self.pods == Pods::Own || self.role == Role::Controller,
+            nodes: self.nodes == Nodes::Controller,
+            namespace: self.controller_namespace.clone(),
+        }
     }
 
     fn followed(&self) -> Vec<Kind> {
@@ -135,12 +173,16 @@ impl Server {
             None => format!("!{PROXY_NAME},!{HEADLESS}"),
             Some(name) => format!("{PROXY_NAME}={name},!{HEADLESS}"),
         };
-        let own = (self.nodes == Nodes::Own).then(|| format!("metadata.name={}", self.node));
+        let own = (self.nodes != Nodes::Watch).then(|| format!("metadata.name={}", self.node));
+        let slices = match self.role {
+            Role::Agent => format!("!{HEADLESS}"),
+            Role::Controller => format!("{MANAGED_BY}={MANAGER}"),
+        };
         let pods = (self.pods == Pods::Own).then(|| format!("spec.nodeName={}", self.node));
         [
             // Servers before 1.31 do not know this field; then headless Services are left out here.
             Selector { labels: Some(name), fields: Some("spec.clusterIP!=None".into()) },
-            Selector { labels: Some(format!("!{HEADLESS}")), fields: None },
+            Selector { labels: Some(slices), fields: None },
             Selector { labels: None, fields: own },
             Selector { labels: None, fields: pods },
         ]

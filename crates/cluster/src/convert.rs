@@ -12,6 +12,7 @@ mod node;
 mod pod;
 mod policy;
 mod port;
+pub(crate) mod published;
 mod service;
 mod slice;
 

@@ -21,8 +21,14 @@ mod snapshot;
 mod tree;
 mod watch;
 
-pub use api::{Access, AccessError, Echo, LoadError, Nodes, PATIENCE, Pods, STARTUP_TAINT, Server};
+pub use api::{
+    Access, AccessError, Echo, LoadError, Nodes, PATIENCE, Pods, REPORT, Reports, Role, STARTUP_TAINT, Server, connect,
+    read_report, report_name,
+};
 pub use check::check;
+pub use convert::published::{
+    MANAGED_BY, MANAGER, NODES as NODES_LABEL, POLICY as POLICY_LABEL, node_slice_object, policy_slice_object,
+};
 pub use convert::{Claim, Convert, Converted, Unserved};
 pub use files::FolderError;
 pub use folder::{Batch, Folder, parse};

@@ -15,6 +15,10 @@ pub(crate) enum Identity {
     Service(OwnerName),
     Endpoints(OwnerName),
     Slice(Arc<SliceName>),
+    /// Backends of a policy, published.
+    PolicySlice(Arc<SliceName>),
+    /// Nodes' addresses, published.
+    NodeSlice(Arc<SliceName>),
     Node(Name),
     Pod(Arc<PodName>),
     Namespace(Name),
@@ -27,11 +31,12 @@ impl Identity {
         match self {
             Identity::Service(name) => Some(Fact::ServiceGone(name.clone())),
             Identity::Slice(name) => Some(Fact::SliceGone(SliceName::clone(name))),
+            Identity::PolicySlice(name) => Some(Fact::PolicySliceGone(SliceName::clone(name))),
             Identity::Node(name) => Some(Fact::NodeGone { cluster: cluster.clone(), name: name.clone() }),
             Identity::Pod(name) => Some(Fact::PodGone(PodName::clone(name))),
             Identity::Namespace(name) => Some(Fact::NamespaceGone { cluster: cluster.clone(), name: name.clone() }),
             Identity::Policy(name) => Some(Fact::PolicyGone(PolicyName::clone(name))),
-            Identity::Endpoints(_) => None,
+            Identity::Endpoints(_) | Identity::NodeSlice(_) => None,
         }
     }
 }
@@ -41,7 +46,7 @@ impl fmt::Display for Identity {
         match self {
             Identity::Service(name) => write!(f, "Service {}/{}", name.namespace(), name.name()),
             Identity::Endpoints(name) => write!(f, "Endpoints {}/{}", name.namespace(), name.name()),
-            Identity::Slice(name) => write!(f, "EndpointSlice {}/{}", name.namespace, name.name),
+            Identity::Slice(name) | Identity::PolicySlice(name) | Identity::NodeSlice(name) => write!(f, "EndpointSlice {}/{}", name.namespace, name.name),
             Identity::Node(name) => write!(f, "Node {name}"),
             Identity::Pod(name) => write!(f, "Pod {}/{}", name.namespace, name.name),
             Identity::Namespace(name) => write!(f, "Namespace {name}"),

@@ -1,11 +1,15 @@
 //! Who owns an address + port + protocol that several claim: ClusterIP, then load-balancer address, then externalIP, then
 //! a policy's virtual address, then NodePort rows; within a kind the older, then by namespace and name. The losers are
 //! known, never mixed in.
+//!
+//! Policies stand above Services: LocalRedirectPolicy, BalancingPolicy, Service. Of each of the three one holds, and the
+//! next is where a dial goes that the one above has nothing for: the chain of that key.
 
 use crate::address::Address;
 use crate::fact::Service;
 use crate::hash::HashMap;
 use crate::name::{OwnerName, SetName};
+use crate::policy::PolicyKind;
 use crate::row::{FrontendKey, Kind};
 use std::cmp::Ordering;
 
@@ -27,13 +31,31 @@ impl Claim {
         Claim { kind: Kind::ClusterIp, created: service.created, service: service.name.clone(), set: None }
     }
 
+    pub fn level(&self) -> Level {
+        Level::of(&self.service)
+    }
+
     fn order(&self, other: &Claim) -> Ordering {
-        (self.kind, self.created, &self.service, &self.set).cmp(&(
-            other.kind,
-            other.created,
-            &other.service,
-            &other.set,
-        ))
+        let key = |claim: &Claim| (claim.kind, claim.level(), claim.created);
+        key(self).cmp(&key(other)).then_with(|| (&self.service, &self.set).cmp(&(&other.service, &other.set)))
+    }
+}
+
+/// In the order in which they are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    Redirect,
+    Balancing,
+    Service,
+}
+
+impl Level {
+    pub fn of(owner: &OwnerName) -> Level {
+        match owner.policy_kind() {
+            Some(PolicyKind::LocalRedirect) => Level::Redirect,
+            Some(PolicyKind::Balancing) => Level::Balancing,
+            None => Level::Service,
+        }
     }
 }
 
@@ -66,15 +88,29 @@ pub struct Claims {
     by_key: HashMap<FrontendKey, Claimants>,
     /// Keys with several claimants. While there are none, every claim wins.
     contested: usize,
+    /// The Service whose ClusterIPs a policy takes: it holds only where that Service does.
+    on: HashMap<OwnerName, OwnerName>,
 }
 
 impl Claims {
     pub fn winner(&self, key: &FrontendKey) -> Option<&Claim> {
-        let claimants = self.by_key.get(key)?;
-        if self.contested == 0 {
-            return Some(claimants.winner());
+        self.chain(key).next()
+    }
+
+    /// Of each level the one that holds; the first is the owner, each of the others what the one before it leads on to.
+    pub fn chain(&self, key: &FrontendKey) -> impl Iterator<Item = &Claim> {
+        let mut level = None;
+        let mut is_next = move |claim: &Claim| level.replace(claim.level()).is_none_or(|last| last < claim.level());
+        let standing = self.claimants(key).iter().filter(|claim| self.stands(key, claim));
+        standing.filter(move |claim| is_next(claim))
+    }
+
+    /// Where a policy takes a Service's ClusterIPs: which one.
+    pub fn set_service(&mut self, policy: &OwnerName, service: Option<OwnerName>) {
+        match service {
+            Some(service) => drop(self.on.insert(policy.clone(), service)),
+            None => drop(self.on.remove(policy)),
         }
-        claimants.list().iter().find(|claim| self.stands(key, claim))
     }
 
     pub fn is_contested(&self) -> bool {
@@ -86,11 +122,28 @@ impl Claims {
         self.by_key.reserve(keys);
     }
 
-    /// A nodePort has one owner on all nodes: rows at single nodes' addresses stand only for the owner of the wildcard.
     fn stands(&self, key: &FrontendKey, claim: &Claim) -> bool {
+        if self.contested == 0 && claim.level() == Level::Service {
+            return true;
+        }
+        match claim.kind {
+            Kind::NodePort => self.stands_at_nodes(key, claim),
+            Kind::Virtual => self.claimants(key).first().is_some_and(|first| first.kind == Kind::Virtual),
+            _ => claim.level() == Level::Service || self.stands_on_service(key, claim),
+        }
+    }
+
+    /// A nodePort has one owner on all nodes: rows at single nodes' addresses stand only for the owner of the wildcard.
+    fn stands_at_nodes(&self, key: &FrontendKey, claim: &Claim) -> bool {
         let [_, wildcard] = key.fallbacks();
         let owner = || self.by_key.get(&wildcard).map(|claimants| &claimants.winner().service);
-        claim.kind != Kind::NodePort || key.is_node_port_row() || owner() == Some(&claim.service)
+        key.is_node_port_row() || owner() == Some(&claim.service)
+    }
+
+    /// A policy has no part in an address that its Service lost to another.
+    fn stands_on_service(&self, key: &FrontendKey, claim: &Claim) -> bool {
+        let service = self.claimants(key).iter().find(|claim| claim.level() == Level::Service);
+        service.is_some_and(|owner| self.on.get(&claim.service) == Some(&owner.service))
     }
 
     /// Who claims a key, the owner first.
@@ -145,15 +198,25 @@ impl Claims {
         self.by_key.insert(key, claimants);
     }
 
-    /// Every key that is claimed by more than one service: the winner, and who lost. "Known" rows never conflict.
-    pub fn conflicts(&self) -> impl Iterator<Item = (&FrontendKey, &Claim, &[Claim])> {
-        self.by_key.iter().filter_map(|(key, claimants)| {
-            let (winner, losers) = claimants.list().split_first()?;
-            // Two owners of one nodePort meet at the wildcard; once is enough to say so.
-            let repeated = winner.kind == Kind::NodePort && !key.is_node_port_row();
-            let real = key.protocol.is_some() && !repeated && losers.iter().any(|l| l.service != winner.service);
-            real.then_some((key, winner, losers))
-        })
+    /// Whoever claims a key and has no part in it: the key, who holds it there, and who lost. "Known" rows never conflict,
+    /// and a policy above a Service is no conflict.
+    pub fn conflicts(&self) -> impl Iterator<Item = (&FrontendKey, &Claim, &Claim)> {
+        self.by_key.iter().flat_map(|(key, claimants)| self.losers(key, claimants.list()))
+    }
+
+    fn losers<'a>(&'a self, key: &'a FrontendKey, all: &'a [Claim]) -> Vec<(&'a FrontendKey, &'a Claim, &'a Claim)> {
+        // Two owners of one nodePort meet at the wildcard; once is enough to say so.
+        let repeated = all[0].kind == Kind::NodePort && !key.is_node_port_row();
+        if all.len() < 2 || key.protocol.is_none() || repeated {
+            return Vec::new();
+        }
+        let holders: Vec<&Claim> = self.chain(key).collect();
+        let lost = all.iter().filter(|claim| !holders.iter().any(|holder| holder.service == claim.service));
+        let before = |claim: &Claim| {
+            let equal = holders.iter().find(|holder| holder.level() == claim.level());
+            equal.or(holders.first()).copied()
+        };
+        lost.filter_map(|claim| Some((key, before(claim)?, claim))).collect()
     }
 
     /// Rows at a node's address that stand before another service's nodePort there: whose they are, and the nodePort.
@@ -161,11 +224,9 @@ impl Claims {
         &self,
         is_node: impl Fn(&Address) -> bool,
     ) -> impl Iterator<Item = (&FrontendKey, &Claim, &Claim)> {
-        self.by_key.iter().filter_map(move |(key, claimants)| {
-            let winner = claimants.winner();
-            if key.protocol.is_none() || winner.kind == Kind::NodePort || !is_node(&key.address) {
-                return None;
-            }
+        let exact = self.by_key.keys().filter(move |key| key.protocol.is_some() && is_node(&key.address));
+        exact.filter_map(|key| {
+            let winner = self.chain(key).last().filter(|winner| winner.kind != Kind::NodePort)?;
             let [_, wildcard] = key.fallbacks();
             let hidden = self.by_key.get(&wildcard)?.winner();
             (hidden.service != winner.service).then_some((key, winner, hidden))

@@ -16,13 +16,16 @@ pub mod op;
 pub mod plan;
 pub mod planner;
 pub mod policy;
+pub mod publish;
 pub mod range;
+pub mod report;
 pub mod resolve;
 pub mod row;
 pub mod rules;
 pub mod select;
 pub mod selector;
 pub mod table;
+pub mod virtual_address;
 
 pub use address::{Address, Family};
 pub use name::{Audience, Name, OwnerName, PortName, Protocol, SetName, SetRole};

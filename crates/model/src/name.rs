@@ -142,6 +142,11 @@ impl OwnerName {
         &self.0.text[self.0.ends[1] as usize..]
     }
 
+    /// As refusals name it.
+    pub fn subject(&self) -> String {
+        if self.0.policy.is_some() { self.to_string() } else { format!("Service {self}") }
+    }
+
     /// For comparing: bytes stand in the order of their text, and need no look at where characters end.
     fn parts(&self) -> [&[u8]; 3] {
         let (text, [first, second]) = (self.0.text.as_bytes(), self.0.ends.map(|end| end as usize));

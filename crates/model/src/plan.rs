@@ -1,7 +1,11 @@
 //! What one Service should become on this node: frontends that it claims and sets that they lead to. Pure, no ids.
 
+mod pair;
+pub mod policy;
+mod target;
+
 use crate::address::{Address, Family};
-use crate::claim::Claim;
+use crate::claim::{Claim, Claims};
 use crate::fact::{Endpoint, Policy, Refusal, Service, ServicePort, Slice};
 use crate::name::{Audience, Name, PortName, SetName, SetRole};
 use crate::policy::Limit;
@@ -67,13 +71,27 @@ pub struct ServicePlan {
 }
 
 impl ServicePlan {
-    /// Sets to which no frontend leads, because another service owns the address, are not programmed.
-    pub fn keep_used(&mut self, claims: &crate::claim::Claims) {
-        let wins = |(key, claim): &&(FrontendKey, Claim)| claims.winner(key) == Some(claim);
-        let used: BTreeSet<&SetName> = self.claims.iter().filter(wins).filter_map(|(_, c)| c.set.as_ref()).collect();
+    /// Sets to which no frontend leads, and no set above them, because another owns the address, are not programmed.
+    pub fn keep_used(&mut self, claims: &Claims) {
+        if self.claims.iter().all(|(key, _)| claims.claimants(key).len() < 2) {
+            return;
+        }
+        let serves = |(key, claim): &&(FrontendKey, Claim)| claims.chain(key).any(|standing| standing == claim);
+        let used: BTreeSet<&SetName> = self.claims.iter().filter(serves).filter_map(|(_, c)| c.set.as_ref()).collect();
         self.sets.retain(|set| used.contains(&set.name));
         self.sources
             .retain(|(owner, _)| used.iter().any(|name| name.audience == Audience::Sources && name.owner == *owner));
+    }
+
+    /// A policy's set leads on to whoever comes next at its frontend; it has no other.
+    pub fn link(&mut self, claims: &Claims) {
+        for (key, claim) in &self.claims {
+            let set = self.sets.iter_mut().find(|set| Some(&set.name) == claim.set.as_ref());
+            let below = claims.chain(key).skip_while(|standing| *standing != claim).nth(1);
+            if let Some(set) = set.filter(|set| set.policy.is_some()) {
+                set.next = below.and_then(|claim| claim.set.clone());
+            }
+        }
     }
 }
 

@@ -1,7 +1,11 @@
 //! The planner: plain synchronous state, no client in sight. Facts go in, and what changed of the plan comes out.
 //!
-//! Cost follows the change: an event marks the services that depend on it, and only those are planned again.
-//! Indexes: slice -> service, address -> claimants in order, node -> services (those with external Local).
+//! Cost follows the change: an event marks the services and policies that depend on it, and only those are planned again.
+//! Indexes: slice -> service, address -> claimants in order, node -> services (those with external Local); those of
+//! policies are in `register`.
+
+mod register;
+pub mod state;
 
 use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};
@@ -9,16 +13,19 @@ use crate::diff::Outcome;
 use crate::fact::{Fact, Node, Pod, PodName, Refusal, Service, Slice, SliceName};
 use crate::hash::{HashMap, HashSet};
 use crate::name::{Name, OwnerName};
+use crate::plan::policy::{Ground, plan_policy};
 use crate::plan::{ServicePlan, Surroundings, plan_service};
+use crate::policy::{Matcher, Policy};
 use crate::row::{FrontendKey, NodeRow};
 use crate::rules::Rules;
 use crate::select::Place;
+use register::{Affected, Register, service_of};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What changed of the plan since it was last asked.
 #[derive(Debug, Default)]
 pub struct Delta {
-    /// `None`: the service is no longer planned.
+    /// `None`: the service or policy is no longer planned.
     pub services: Vec<(OwnerName, Option<ServicePlan>)>,
     /// Keys whose winner may be another one now.
     pub frontends: Vec<(FrontendKey, Option<Claim>)>,
@@ -34,8 +41,9 @@ pub struct Planner {
     slices: HashMap<OwnerName, Vec<Slice>>,
     slice_owner: HashMap<SliceName, OwnerName>,
     nodes: BTreeMap<Name, Node>,
-    /// Addresses of the pods on this node.
-    pods: BTreeMap<PodName, Box<[Address]>>,
+    register: Register,
+    /// Load-balancer addresses and externalIPs, and how many Services have each.
+    outer: HashMap<Address, u32>,
     /// Derived from `nodes` and the interfaces, kept because every plan asks.
     hosts: BTreeMap<Address, Name>,
     others: Vec<(Name, Vec<Address>)>,
@@ -65,7 +73,8 @@ impl Planner {
             slices: HashMap::default(),
             slice_owner: HashMap::default(),
             nodes: BTreeMap::new(),
-            pods: BTreeMap::new(),
+            register: Register::default(),
+            outer: HashMap::default(),
             hosts: BTreeMap::new(),
             others: Vec::new(),
             claims: Claims::default(),
@@ -97,21 +106,45 @@ impl Planner {
     pub fn apply(&mut self, fact: Fact) -> bool {
         match fact {
             Fact::Service(service) => self.apply_service(service),
-            Fact::ServiceGone(name) => self.services.remove(&name).is_some() && self.mark(name),
+            Fact::ServiceGone(name) => self.remove_service(&name),
             Fact::Slice(slice) => self.apply_slice(slice),
             Fact::SliceGone(name) => self.remove_slice(&name),
             Fact::Node(node) => self.apply_node(node),
-            Fact::NodeGone { name, .. } => self.nodes.remove(&name).is_some() && self.node_changed(&name),
+            Fact::NodeGone { name, .. } => self.remove_node(&name),
             Fact::Pod(pod) => self.apply_pod(pod),
-            Fact::PodGone(name) => self.pods.remove(&name).is_some_and(|_| self.pods_moved()),
+            Fact::PodGone(name) => self.remove_pod(&name),
+            // Who asks for namespaces also publishes (`publish`): here they decide nothing.
             Fact::Namespace(_) | Fact::NamespaceGone { .. } => false,
-            Fact::Policy(_) | Fact::PolicyGone(_) | Fact::PolicySlice(_) | Fact::PolicySliceGone(_) => false,
+            Fact::Policy(policy) => {
+                let affected = self.register.apply(policy);
+                self.mark_affected(affected)
+            }
+            Fact::PolicyGone(name) => {
+                let affected = self.register.remove(&name);
+                self.mark_affected(affected)
+            }
+            Fact::PolicySlice(slice) => {
+                let affected = self.register.apply_slice(slice);
+                self.mark_affected(affected)
+            }
+            Fact::PolicySliceGone(name) => {
+                let affected = self.register.remove_slice(&name);
+                self.mark_affected(affected)
+            }
         }
     }
 
-    /// Which cgroup the pod of this UID has; `None`: none, or none any more.
-    pub fn set_cgroup(&mut self, _uid: &str, _cgroup: Option<u64>) -> bool {
-        false
+    /// The cgroup of the pod with this uid was found, or is gone. A pod joins a redirect only after that: before, the
+    /// kernel could not tell it from others, and would send it to itself.
+    pub fn set_cgroup(&mut self, uid: &str, cgroup: Option<u64>) -> bool {
+        let affected = self.register.set_cgroup(uid, cgroup);
+        self.mark_affected(affected)
+    }
+
+    fn mark_affected(&mut self, affected: Affected) -> bool {
+        let Some(owners) = affected else { return false };
+        self.dirty.extend(owners);
+        true
     }
 
     fn mark(&mut self, name: OwnerName) -> bool {
@@ -121,6 +154,7 @@ impl Planner {
 
     fn mark_all(&mut self) {
         self.dirty.extend(self.services.keys().cloned());
+        self.dirty.extend(self.register.owners().cloned());
     }
 
     /// A write failed some time ago: plan it again now.
@@ -143,8 +177,38 @@ impl Planner {
             return false;
         }
         let name = service.name.clone();
-        self.services.insert(name.clone(), service);
+        self.count_outer(&service, 1);
+        self.mark_around(&service);
+        if let Some(before) = self.services.insert(name.clone(), service) {
+            self.count_outer(&before, -1);
+            self.mark_around(&before);
+        }
         self.mark(name)
+    }
+
+    fn remove_service(&mut self, name: &OwnerName) -> bool {
+        let Some(service) = self.services.remove(name) else { return false };
+        self.count_outer(&service, -1);
+        self.mark_around(&service);
+        self.mark(name.clone())
+    }
+
+    fn count_outer(&mut self, service: &Service, step: i32) {
+        for address in service.load_balancer_ips.iter().chain(&service.external_ips) {
+            let count = self.outer.entry(*address).or_default();
+            *count = count.saturating_add_signed(step);
+            if *count == 0 {
+                self.outer.remove(address);
+            }
+        }
+    }
+
+    /// Policies on this Service, and those that want an address of its.
+    fn mark_around(&mut self, service: &Service) {
+        self.dirty.extend(self.register.on_service(&service.name).cloned());
+        for addresses in [&service.cluster_ips, &service.load_balancer_ips, &service.external_ips] {
+            self.dirty.extend(addresses.iter().flat_map(|address| self.register.at_address(address)).cloned());
+        }
     }
 
     fn apply_slice(&mut self, slice: Slice) -> bool {
@@ -181,20 +245,48 @@ impl Planner {
         if self.nodes.get(&node.name) == Some(&node) {
             return false;
         }
-        let name = node.name.clone();
-        self.nodes.insert(name.clone(), node);
-        self.node_changed(&name)
+        let before = self.nodes.insert(node.name.clone(), node.clone());
+        self.compare_nodes(&node.name, before.as_ref(), Some(&node))
     }
 
-    /// Only where it stands matters to a plan: an endpoint that names no node is local at a pod of ours.
+    fn remove_node(&mut self, name: &Name) -> bool {
+        let Some(before) = self.nodes.remove(name) else { return false };
+        self.compare_nodes(name, Some(&before), None)
+    }
+
+    /// Where it stands may matter to Services; its labels, its entry and whose its addresses are only to some policies.
+    fn compare_nodes(&mut self, name: &Name, before: Option<&Node>, now: Option<&Node>) -> bool {
+        let [labels_before, labels_now] = [before, now].map(|node| node.map(|node| &node.labels));
+        self.dirty.extend(self.register.by_node(name).cloned());
+        if *name == self.rules.node_name && labels_before != labels_now {
+            self.dirty.extend(self.register.choosy().cloned());
+        }
+        for node in [before, now].into_iter().flatten() {
+            let addresses = node.addresses.iter().map(|(_, address)| address).chain(&node.entry);
+            self.dirty.extend(addresses.flat_map(|address| self.register.at_address(address)).cloned());
+        }
+        fn place(node: &Node) -> (&[(crate::fact::AddressType, Address)], Option<&Name>, &[Address]) {
+            (&node.addresses, node.zone.as_ref(), &node.entry)
+        }
+        let moved = before.map(place) != now.map(place);
+        if moved { self.node_changed(name) } else { true }
+    }
+
+    /// To Services only where it stands matters: an endpoint that names no node is local at a pod of ours.
     fn apply_pod(&mut self, pod: Pod) -> bool {
-        let ours = pod.node.as_ref() == Some(&self.rules.node_name) && !pod.addresses.is_empty();
-        let old = match ours {
-            true if self.pods.get(&pod.name) == Some(&pod.addresses) => return false,
-            true => self.pods.insert(pod.name, pod.addresses),
-            false => self.pods.remove(&pod.name),
-        };
-        (ours || old.is_some()) && self.pods_moved()
+        if pod.node.as_ref() != Some(&self.rules.node_name) {
+            return self.remove_pod(&pod.name);
+        }
+        let before = self.register.pods().get(&pod.name).map(|pod| pod.addresses.clone()).unwrap_or_default();
+        let moved = before != pod.addresses;
+        let affected = self.register.apply_pod(pod);
+        self.mark_affected(affected) && (!moved || self.pods_moved())
+    }
+
+    fn remove_pod(&mut self, name: &PodName) -> bool {
+        let had_address = self.register.pods().get(name).is_some_and(|pod| !pod.addresses.is_empty());
+        let affected = self.register.remove_pod(name);
+        self.mark_affected(affected) && (!had_address || self.pods_moved())
     }
 
     fn pods_moved(&mut self) -> bool {
@@ -229,12 +321,13 @@ impl Planner {
         let own_status = self.own_node().into_iter().flat_map(|n| n.addresses.iter().map(|(_, a)| *a));
         let own: BTreeSet<Address> = self.rules.own_addresses.iter().copied().chain(own_status).collect();
         let mut hosts: BTreeMap<Address, Name> = own.iter().map(|a| (*a, own_name.clone())).collect();
-        for address in self.pods.values().flat_map(|addresses| addresses.iter()) {
+        let entries = self.own_node().into_iter().flat_map(|node| node.entry.iter());
+        for address in self.register.pods().values().flat_map(|pod| pod.addresses.iter()).chain(entries) {
             hosts.entry(*address).or_insert_with(|| own_name.clone());
         }
         let mut others = Vec::new();
         for node in self.nodes.values().filter(|n| n.name != *own_name) {
-            for (_, address) in &node.addresses {
+            for address in node.addresses.iter().map(|(_, address)| address).chain(&node.entry) {
                 hosts.entry(*address).or_insert_with(|| node.name.clone());
             }
             let mut at = self.rules.node_port_addresses_of(node);
@@ -264,6 +357,7 @@ impl Planner {
         self.follow_nodes();
         let mut names = std::mem::take(&mut self.dirty);
         names.extend(self.services.keys().cloned());
+        names.extend(self.register.owners().cloned());
         names.extend(self.claimed.keys().cloned());
         self.nodes_dirty = true;
         self.plan_again(names)
@@ -271,14 +365,15 @@ impl Planner {
 
     fn plan_again(&mut self, names: HashSet<OwnerName>) -> Delta {
         let mut delta = Delta::default();
-        let mut names: Vec<OwnerName> = names.into_iter().collect();
-        names.sort_unstable();
-        let around = self.surroundings();
-        let plans = names.iter().map(|name| self.plan(name, &around)).collect::<Vec<_>>();
-        delta.services = names.into_iter().zip(plans).collect();
         let mut keys: HashSet<FrontendKey> = HashSet::default();
         let contested = self.claims.is_contested();
-        self.claim_all(&delta, &mut keys);
+        // Services first: whether a virtual address is free depends on what they claim.
+        let (services, policies) = names.into_iter().partition(|name| name.policy_kind().is_none());
+        for names in [services, policies] {
+            let planned = self.plan_all(names);
+            self.claim_all(&planned, &mut keys);
+            delta.services.extend(planned);
+        }
         self.add_node_rows(&mut keys);
         if contested || self.claims.is_contested() {
             self.settle_contests(&mut delta, &keys);
@@ -291,16 +386,24 @@ impl Planner {
         delta
     }
 
-    /// Who inherits a key from a service that lost it may not have its set programmed yet; who lost one may have a set
-    /// that nothing leads to.
+    fn plan_all(&self, names: HashSet<OwnerName>) -> Vec<(OwnerName, Option<ServicePlan>)> {
+        let mut names: Vec<OwnerName> = names.into_iter().collect();
+        names.sort_unstable();
+        let around = self.surroundings();
+        let plans = names.iter().map(|name| self.plan(name, &around)).collect::<Vec<_>>();
+        names.into_iter().zip(plans).collect()
+    }
+
+    /// Who inherits a key from one that lost it may not have its set programmed yet, and who stands above it leads on to
+    /// another set now; who lost a key may have a set that nothing leads to.
     fn settle_contests(&self, delta: &mut Delta, keys: &HashSet<FrontendKey>) {
         let planned: HashSet<OwnerName> = delta.services.iter().map(|(name, _)| name.clone()).collect();
-        let winners = keys.iter().filter_map(|key| self.claims.winner(key)).map(|claim| claim.service.clone());
-        let heirs: BTreeSet<OwnerName> = winners.filter(|name| !planned.contains(name)).collect();
-        let around = self.surroundings();
-        delta.services.extend(heirs.into_iter().map(|name| (name.clone(), self.plan(&name, &around))));
+        let holders = keys.iter().flat_map(|key| self.claims.chain(key)).map(|claim| &claim.service);
+        let heirs = holders.filter(|name| !planned.contains(name)).cloned().collect();
+        delta.services.extend(self.plan_all(heirs));
         for plan in delta.services.iter_mut().filter_map(|(_, plan)| plan.as_mut()) {
             plan.keep_used(&self.claims);
+            plan.link(&self.claims);
         }
     }
 
@@ -322,8 +425,37 @@ impl Planner {
     }
 
     fn plan(&self, name: &OwnerName, around: &Surroundings<'_>) -> Option<ServicePlan> {
+        if let Some(policy) = self.register.policy(name) {
+            return Some(plan_policy(policy, &self.ground(name, policy)));
+        }
         let service = self.services.get(name)?;
         Some(plan_service(service, self.slices_of(name), around))
+    }
+
+    fn ground(&self, name: &OwnerName, policy: &Policy) -> Ground<'_> {
+        Ground {
+            rules: &self.rules,
+            nodes: &self.nodes,
+            pods: self.register.pods(),
+            cgroups: self.register.cgroups(),
+            service: service_of(policy).and_then(|name| self.services.get(&name)),
+            slices: self.register.slices_of(name),
+            taken: match policy.matcher {
+                Matcher::Address { address, .. } => self.whose(&address),
+                Matcher::Service { .. } => None,
+            },
+        }
+    }
+
+    /// Whose an address is that a policy wants.
+    fn whose(&self, address: &Address) -> Option<String> {
+        let known = self.claims.claimants(&FrontendKey::known(*address)).first();
+        match (known, self.outer.contains_key(address), self.hosts.get(address)) {
+            (Some(claim), ..) => Some(format!("the ClusterIP of Service {}", claim.service)),
+            (None, true, _) => Some("a Service's load-balancer address or externalIP".into()),
+            (None, false, Some(node)) => Some(format!("an address of node {node}, or of a pod on it")),
+            (None, false, None) => None,
+        }
     }
 
     fn depends_on_nodes(&self, name: &OwnerName) -> bool {
@@ -332,14 +464,14 @@ impl Planner {
             || self.slices_of(name).any(nameless)
     }
 
-    fn claim_all(&mut self, delta: &Delta, keys: &mut HashSet<FrontendKey>) {
-        let claims = delta.services.iter().filter_map(|(_, plan)| Some(plan.as_ref()?.claims.len())).sum();
+    fn claim_all(&mut self, planned: &[(OwnerName, Option<ServicePlan>)], keys: &mut HashSet<FrontendKey>) {
+        let claims = planned.iter().filter_map(|(_, plan)| Some(plan.as_ref()?.claims.len())).sum();
         keys.reserve(claims);
         self.claims.reserve(claims.saturating_sub(self.claims.len()));
-        for (name, plan) in &delta.services {
+        for (name, plan) in planned {
             self.claim(name, plan.as_ref(), keys);
         }
-        self.note_claimed(delta);
+        self.note_claimed(planned);
     }
 
     /// Replaces what the service claims and notes every key whose winner may differ now.
@@ -350,6 +482,9 @@ impl Planner {
         }
         self.refusals.remove(name);
         self.by_nodes.remove(name);
+        if name.policy_kind().is_some() {
+            self.claims.set_service(name, self.register.policy(name).and_then(service_of));
+        }
         let Some(plan) = plan else { return };
         for (key, claim) in &plan.claims {
             self.claims.add(*key, claim.clone());
@@ -364,9 +499,9 @@ impl Planner {
     }
 
     /// Not plan by plan: what stays would lie between what goes, and keep its memory from being given back.
-    fn note_claimed(&mut self, delta: &Delta) {
-        self.claimed.reserve(delta.services.len().saturating_sub(self.claimed.len()));
-        for (name, plan) in &delta.services {
+    fn note_claimed(&mut self, planned: &[(OwnerName, Option<ServicePlan>)]) {
+        self.claimed.reserve(planned.len().saturating_sub(self.claimed.len()));
+        for (name, plan) in planned {
             if let Some(plan) = plan {
                 self.claimed.insert(name.clone(), plan.claims.iter().map(|(key, _)| *key).collect());
             }
@@ -407,6 +542,10 @@ impl Planner {
         self.slice_owner.len()
     }
 
+    pub fn policy_count(&self) -> usize {
+        self.register.len()
+    }
+
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.values()
     }
@@ -418,9 +557,7 @@ impl Planner {
     /// What the plan itself refused: conflicts and forbidden addresses.
     pub fn refusals(&self) -> Vec<Refusal> {
         let mut all: Vec<Refusal> = self.refusals.values().flatten().cloned().collect();
-        for (key, winner, losers) in self.claims.conflicts() {
-            all.extend(losers.iter().filter(|l| l.service != winner.service).map(|loser| conflict(key, winner, loser)));
-        }
+        all.extend(self.claims.conflicts().map(|(key, winner, loser)| conflict(key, winner, loser)));
         let nodes = self.node_rows();
         let hidden = self.claims.hidden_node_ports(|address| nodes.contains_key(address));
         all.extend(hidden.map(|(key, winner, loser)| conflict(key, winner, loser)));
@@ -432,8 +569,11 @@ impl Planner {
 
 fn conflict(key: &FrontendKey, winner: &Claim, loser: &Claim) -> Refusal {
     Refusal {
-        subject: format!("Service {}", loser.service),
+        subject: loser.service.subject(),
         reason: "addressConflict",
-        message: format!("{key:?} belongs to Service {}, whose claim goes before: change one of them", winner.service),
+        message: format!(
+            "{key:?} belongs to {}, whose claim goes before: change one of them",
+            winner.service.subject()
+        ),
     }
 }

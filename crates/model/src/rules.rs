@@ -3,6 +3,7 @@
 use crate::address::{Address, Family};
 use crate::fact::Node;
 use crate::name::Name;
+use crate::virtual_address;
 use ipnet::{IpNet, Ipv4Net};
 use std::net::Ipv4Addr;
 
@@ -39,8 +40,19 @@ pub enum NodePortAddress {
     Range(IpNet),
 }
 
+/// Where this host stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum StandPoint {
+    /// A Node of the cluster.
+    #[default]
+    Node,
+    /// A host that is none.
+    Outside,
+}
+
 #[derive(Clone, Debug)]
 pub struct Rules {
+    pub stand_point: StandPoint,
     pub node_name: Name,
     pub local_policy: LocalPolicy,
     pub empty_local: EmptyLocal,
@@ -49,17 +61,21 @@ pub struct Rules {
     /// This host's own addresses, as the interfaces show them (no loopback); the first of a family is the primary one
     /// where no Node object says otherwise.
     pub own_addresses: Vec<Address>,
+    /// Where policies may put virtual addresses.
+    pub virtual_ranges: Vec<IpNet>,
 }
 
 impl Rules {
     pub fn for_node(name: &str) -> Rules {
         Rules {
+            stand_point: StandPoint::default(),
             node_name: name.into(),
             local_policy: LocalPolicy::default(),
             empty_local: EmptyLocal::default(),
             external_ips: ExternalIps::default(),
             node_port_addresses: vec![NodePortAddress::Primary],
             own_addresses: Vec::new(),
+            virtual_ranges: virtual_address::default_ranges(),
         }
     }
 

@@ -1,389 +1,651 @@
-//! Policies through random lives: redirects over balancings over services, with limits and the pods that they select,
-//! come, change and go, on maps that fail. The plans are made here, so that every shape of them is met.
+//! Policies above Services: who is asked first, who next, who joins and who is left out; and that only what depends on a
+//! change is planned again.
 
-#[allow(dead_code)]
-mod support;
-
-use beeline_model::claim::Claim;
-use beeline_model::diff::{Outcome, reconcile};
+use beeline_model::diff::reconcile;
+use beeline_model::event::Action;
+use beeline_model::fact::{Policy, *};
 use beeline_model::name::LOCAL_CLUSTER;
-use beeline_model::op::{Faulty, Maps, Memory, Op};
-use beeline_model::plan::{BackendPlan, ServicePlan, SetPlan, SetPolicy};
-use beeline_model::planner::Delta;
-use beeline_model::policy::{Limit, PolicyKind, PolicyName};
-use beeline_model::resolve::Dial;
-use beeline_model::row::*;
-use beeline_model::rules::EmptyLocal;
+use beeline_model::op::Memory;
+use beeline_model::plan::policy::Standing;
+use beeline_model::planner::state::{Holder, PolicyState};
+use beeline_model::planner::{Delta, Planner};
+use beeline_model::policy::{self, *};
+use beeline_model::resolve::{Dial, resolve};
+use beeline_model::row::Sizes;
+use beeline_model::rules::{EmptyLocal, Rules, StandPoint};
+use beeline_model::selector::{Demand, Labels, Requirement, Selector};
 use beeline_model::table::Tables;
-use beeline_model::{Address, Audience, Family, OwnerName, PortName, Protocol, SetName, SetRole};
-use std::collections::{BTreeMap, BTreeSet};
-use support::answer::Answer;
-use support::watched::Watched;
-use support::world::address;
+use beeline_model::{Address, Family, OwnerName, Protocol};
 
-const PODS: u8 = 6;
-const PORTS: [(&str, Protocol); 2] = [("dns", Protocol::Udp), ("dns-tcp", Protocol::Tcp)];
-const SERVED: &str = "10.96.0.10";
-const VIRTUAL: &str = "169.254.20.10";
+const SERVICE: &str = "10.96.0.10:53";
+const VIRTUAL: &str = "169.254.20.10:53";
 
-fn sizes() -> Sizes {
-    Sizes { members: 40, ..Sizes::for_services(40) }
+fn address(text: &str) -> Address {
+    Address::from(text.parse::<std::net::IpAddr>().unwrap())
 }
 
-fn pod(number: u8) -> Address {
-    address(&format!("10.244.1.{}", 10 + number))
+fn labels(app: &str) -> Labels {
+    Labels::from([("app".into(), app.into())])
 }
 
-fn cgroup(number: u8) -> u64 {
-    1000 + u64::from(number)
+fn selector(app: &str) -> Selector {
+    Selector([Requirement { key: "app".into(), demand: Demand::In([app.into()].into()) }].into())
 }
 
-fn policy(kind: PolicyKind, name: &str) -> OwnerName {
-    OwnerName::of_policy(&PolicyName { kind, cluster: LOCAL_CLUSTER.into(), namespace: "a".into(), name: name.into() })
-}
-
-/// A redirect; those of its pods that are ready are backends.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Redirect {
-    selected: BTreeSet<u8>,
-    ready: BTreeSet<u8>,
-    limit: Option<Limit>,
-}
-
-/// What there is: at the Service's address up to three levels, at the virtual one a redirect alone.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct State {
-    service: Option<BTreeSet<u8>>,
-    balancing: Option<BTreeSet<u8>>,
-    redirect: Option<Redirect>,
-    alone: Option<Redirect>,
-}
-
-impl State {
-    fn change(&mut self, rng: &mut fastrand::Rng) {
-        let pods = |rng: &mut fastrand::Rng| (0..PODS).filter(|_| rng.u8(..3) == 0).collect::<BTreeSet<u8>>();
-        let flip = |redirect: &mut Option<Redirect>, rng: &mut fastrand::Rng| match rng.u8(..6) {
-            0 => *redirect = if redirect.is_some() { None } else { Some(Redirect::default()) },
-            1 => {
-                let limit = Limit { connects_per_second: rng.u32(1..4), burst: rng.u32(1..4) };
-                redirect.get_or_insert_default().limit = rng.bool().then_some(limit);
-            }
-            2 => redirect.get_or_insert_default().ready.clear(),
-            _ => {
-                let redirect = redirect.get_or_insert_default();
-                redirect.selected = pods(rng);
-                redirect.ready = redirect.selected.iter().copied().filter(|_| rng.u8(..3) != 0).collect();
-            }
-        };
-        match rng.u8(..8) {
-            0 => self.service = if self.service.is_some() && rng.bool() { None } else { Some(pods(rng)) },
-            1 => self.service = Some(pods(rng)),
-            2 => self.balancing = (rng.u8(..3) != 0).then(|| pods(rng)),
-            3..6 => flip(&mut self.redirect, rng),
-            _ => flip(&mut self.alone, rng),
-        }
-    }
-
-    /// Without its Service, what goes before it is nowhere.
-    fn levels(&self) -> Vec<(OwnerName, Rule, &BTreeSet<u8>, Option<&Redirect>)> {
-        let Some(service) = &self.service else { return Vec::new() };
-        let mut levels = Vec::new();
-        if let Some(redirect) = &self.redirect {
-            let name = policy(PolicyKind::LocalRedirect, "cache");
-            levels.push((name, Rule::Redirect, &redirect.ready, Some(redirect)));
-        }
-        if let Some(pods) = &self.balancing {
-            levels.push((policy(PolicyKind::Balancing, "api"), Rule::Balancing, pods, None));
-        }
-        levels.push((OwnerName::local("a", "kube-dns"), Rule::Service, service, None));
-        levels
-    }
-
-    fn plan(&self) -> Plan {
-        let mut plan = Plan::default();
-        plan.add(SERVED, Kind::ClusterIp, &self.levels());
-        if let Some(redirect) = &self.alone {
-            let name = policy(PolicyKind::LocalRedirect, "alone");
-            plan.add(VIRTUAL, Kind::Virtual, &[(name, Rule::Redirect, &redirect.ready, Some(redirect))]);
-        }
-        plan
+fn dns() -> Service {
+    Service {
+        name: OwnerName::local("kube-system", "dns"),
+        created: 5,
+        cluster_ips: [address("10.96.0.10")].into(),
+        load_balancer_ips: [address("192.0.2.1")].into(),
+        external_ips: [].into(),
+        source_ranges: [].into(),
+        has_node_ports: false,
+        internal: Policy::Cluster,
+        external: Policy::Cluster,
+        affinity: Some(60),
+        health_check_node_port: 0,
+        ports: [ServicePort { name: "dns".into(), protocol: Protocol::Udp, port: 53, node_port: 0 }].into(),
     }
 }
 
-#[derive(Clone, Debug, Default)]
-struct Plan {
-    services: BTreeMap<OwnerName, ServicePlan>,
-    frontends: BTreeMap<FrontendKey, Claim>,
+fn endpoint(at: &str, node: &str) -> Endpoint {
+    let address = address(at);
+    Endpoint { address, ready: true, serving: true, terminating: false, node: Some(node.into()), hints: None }
 }
 
-impl Plan {
-    fn add(&mut self, at: &str, kind: Kind, levels: &[(OwnerName, Rule, &BTreeSet<u8>, Option<&Redirect>)]) {
-        for (port, protocol) in PORTS {
-            let mut next = None;
-            for (owner, rule, pods, redirect) in levels.iter().rev() {
-                let set = set(owner, port, protocol, *rule, pods, *redirect, next.take());
-                next = Some(set.name.clone());
-                let plan = self.services.entry(owner.clone()).or_default();
-                plan.sets.push(set);
-                plan.members = redirect.iter().flat_map(|r| &r.selected).map(|pod| cgroup(*pod)).collect();
-            }
-            if let (Some(set), Some((owner, ..))) = (next, levels.first()) {
-                let claim = Claim { kind, created: 0, service: owner.clone(), set: Some(set) };
-                self.frontends.insert(FrontendKey::new(address(at), 53, protocol), claim);
-            }
-        }
-    }
+fn slice_name(namespace: &str, name: &str) -> SliceName {
+    SliceName { cluster: LOCAL_CLUSTER.into(), namespace: namespace.into(), name: name.into() }
+}
 
-    /// What differs from an earlier plan, who inherits a key, and what is to be tried again.
-    fn delta(&self, old: &Plan, again: &BTreeSet<OwnerName>, full: bool) -> Delta {
-        let names: BTreeSet<&OwnerName> = self.services.keys().chain(old.services.keys()).chain(again).collect();
-        let inherited = self.frontends.iter().filter(|(key, claim)| old.frontends.get(key) != Some(claim));
-        let heirs: BTreeSet<&OwnerName> = inherited.map(|(_, claim)| &claim.service).collect();
-        let differs = |name: &&&OwnerName| {
-            let asked = full || again.contains(**name) || heirs.contains(**name);
-            asked || self.services.get(**name) != old.services.get(**name)
-        };
-        let services = names.iter().filter(differs).map(|name| ((*name).clone(), self.services.get(*name).cloned()));
-        let keys: BTreeSet<&FrontendKey> = self.frontends.keys().chain(old.frontends.keys()).collect();
-        let frontends = keys.iter().map(|key| (**key, self.frontends.get(*key).cloned()));
-        Delta { services: services.collect(), frontends: frontends.collect(), nodes: None }
+fn dns_slice(endpoints: Vec<Endpoint>) -> Slice {
+    Slice {
+        name: slice_name("kube-system", "dns-1"),
+        service: dns().name,
+        family: Family::V4,
+        ports: [SlicePort { name: "dns".into(), protocol: Protocol::Udp, port: 53 }].into(),
+        endpoints: endpoints.into(),
     }
 }
 
-fn set(
-    owner: &OwnerName,
-    port: &str,
-    protocol: Protocol,
-    rule: Rule,
-    pods: &BTreeSet<u8>,
-    redirect: Option<&Redirect>,
-    next: Option<SetName>,
-) -> SetPlan {
-    let role = if rule == Rule::Redirect { SetRole::Local } else { SetRole::Cluster };
-    let owner = PortName { service: owner.clone(), port: port.into(), protocol };
-    // Each level's backends have a port of their own, so that an answer tells the level.
-    let number = 53 + 1000 * rule as u16;
-    SetPlan {
-        name: SetName { owner, family: Family::V4, role, audience: Audience::Everyone },
-        backends: pods.iter().map(|n| BackendPlan { address: pod(*n), port: number, node: None }).collect(),
-        rule,
-        affinity: 0,
-        when_empty: WhenEmpty::Refuse,
-        any: !pods.is_empty(),
-        next,
-        policy: redirect.map(|redirect| SetPolicy { limit: redirect.limit, self_next: true }),
+fn pod(name: &str, at: &str) -> Pod {
+    Pod {
+        name: PodName { cluster: LOCAL_CLUSTER.into(), namespace: "kube-system".into(), name: name.into() },
+        uid: format!("uid-{name}").into(),
+        node: Some("n1".into()),
+        addresses: [address(at)].into(),
+        containers: [].into(),
+        untouched: false,
+        labels: labels("cache"),
+        ready: true,
+        ports: [ContainerPort { name: "dns".into(), protocol: Protocol::Udp, port: 5300, host_port: 0 }].into(),
     }
 }
 
-/// From everywhere, and from each pod.
-fn dials() -> Vec<Dial> {
-    let from: Vec<Vec<u64>> = (0..PODS).map(|n| vec![1, cgroup(n), 7]).chain([vec![], vec![1]]).collect();
-    let mut dials = Vec::new();
-    for (at, (_, protocol)) in [SERVED, VIRTUAL].iter().flat_map(|at| PORTS.iter().map(move |port| (at, port))) {
-        let to = |cgroups: &Vec<u64>| Dial { cgroups: cgroups.clone(), ..Dial::to(address(at), 53, *protocol) };
-        dials.extend(from.iter().map(to));
+fn number(name: &str, port: u16) -> BackendPort {
+    BackendPort { name: name.into(), port: PortChoice::Number(port), protocol: Protocol::Udp }
+}
+
+fn dialled(name: &str, port: u16) -> DialledPort {
+    DialledPort { name: name.into(), port, protocol: Protocol::Udp }
+}
+
+fn policy_name(kind: PolicyKind, name: &str) -> PolicyName {
+    PolicyName { kind, cluster: LOCAL_CLUSTER.into(), namespace: "kube-system".into(), name: name.into() }
+}
+
+fn on_service() -> Matcher {
+    Matcher::Service { name: "dns".into(), ports: None }
+}
+
+fn at_virtual(at: &str) -> Matcher {
+    Matcher::Address { address: address(at), ports: [dialled("", 53)].into() }
+}
+
+fn policy(name: PolicyName, matcher: Matcher, target: Target) -> policy::Policy {
+    let uid = format!("uid-{name}").into();
+    let (created, generation) = (10, 1);
+    policy::Policy { name, uid, created, generation, matcher, target, nodes: None, out_cluster: true, limit: None }
+}
+
+fn redirect(name: &str, matcher: Matcher) -> policy::Policy {
+    let ports = [number("", 5353)].into();
+    policy(
+        policy_name(PolicyKind::LocalRedirect, name),
+        matcher,
+        Target::LocalPods { selector: selector("cache"), ports },
+    )
+}
+
+fn balance(name: &str, matcher: Matcher, addresses: &[&str]) -> policy::Policy {
+    let addresses = addresses.iter().map(|a| address(a)).collect();
+    let target = Target::Addresses { addresses, ports: [number("", 9053)].into() };
+    policy(policy_name(PolicyKind::Balancing, name), matcher, target)
+}
+
+fn pods(name: &str, matcher: Matcher, mode: RedirectMode) -> policy::Policy {
+    let target = Target::Pods { selector: selector("api"), namespaces: None, mode, ports: [number("", 8053)].into() };
+    policy(policy_name(PolicyKind::Balancing, name), matcher, target)
+}
+
+fn published(of: &policy::Policy, endpoints: Vec<Endpoint>) -> PolicySlice {
+    PolicySlice {
+        name: slice_name("kube-system", &format!("{}-1", of.name.name)),
+        policy: of.name.clone(),
+        uid: of.uid.clone(),
+        family: Family::V4,
+        ports: [SlicePort { name: "".into(), protocol: Protocol::Udp, port: 8053 }].into(),
+        endpoints: endpoints.into(),
     }
-    dials
 }
 
-fn answer(rows: &Rows, dial: &Dial) -> Answer {
-    Answer::of(rows, dial, EmptyLocal::Refuse)
+fn node(name: &str, at: &str) -> Node {
+    Node { addresses: vec![(AddressType::Internal, address(at))], ..Node::named(LOCAL_CLUSTER, name) }
 }
 
-/// Holds between any two writes, whatever failed: who is sent to a pod is not that pod, and who takes tokens has a bucket.
-fn must_hold(rows: &Rows, op: &Op) {
-    for id in rows.reachable_sets() {
-        let Some(set) = rows.sets.get(id) else { continue };
-        let header = set.header;
-        assert!(!header.limited || rows.buckets.contains_key(&header.policy), "set {id} has no bucket after {op:?}");
-        for member in rows.members(set).iter().filter(|_| set.rule == Rule::Redirect) {
-            let number = rows.backends[*member].address.0[15] - 10;
-            let known = header.self_next && rows.selected.contains(&(header.policy, cgroup(number)));
-            assert!(known, "pod {number} is in set {id} and may be sent to itself after {op:?}");
-        }
-        if let Op::FillBucket(policy) = op {
-            assert_ne!(header.policy, *policy, "a bucket in use was filled");
-        }
-    }
-}
-
-struct Life {
-    rng: fastrand::Rng,
-    state: State,
-    plan: Plan,
-    again: BTreeSet<OwnerName>,
+struct Scene {
+    planner: Planner,
     tables: Tables,
     memory: Memory,
 }
 
-impl Life {
-    fn new(seed: u64) -> Life {
-        let (rng, state, plan) = (fastrand::Rng::with_seed(seed), State::default(), Plan::default());
-        let (tables, memory) = (Tables::new(sizes()), Memory::new(sizes()));
-        Life { rng, state, plan, again: BTreeSet::new(), tables, memory }
+impl Scene {
+    /// A Service with one pod elsewhere.
+    fn new() -> Scene {
+        Scene::standing(StandPoint::Node)
     }
 
-    fn next_delta(&mut self, full: bool) -> Delta {
-        let plan = self.state.plan();
-        let delta = plan.delta(&self.plan, &self.again, full);
-        self.plan = plan;
+    fn standing(stand_point: StandPoint) -> Scene {
+        let sizes = Sizes::for_services(64);
+        let planner = Planner::new(Rules { stand_point, ..Rules::for_node("n1") });
+        let mut scene = Scene { planner, tables: Tables::new(sizes), memory: Memory::new(sizes) };
+        scene.apply(Fact::Service(dns()));
+        scene.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")])));
+        scene
+    }
+
+    fn apply(&mut self, fact: Fact) -> Delta {
+        self.planner.apply(fact);
+        self.settle()
+    }
+
+    fn policy(&mut self, policy: policy::Policy) -> Delta {
+        self.apply(Fact::Policy(policy))
+    }
+
+    fn pod(&mut self, pod: Pod) -> Delta {
+        self.apply(Fact::Pod(pod))
+    }
+
+    fn cgroup(&mut self, uid: &str, id: Option<u64>) -> Delta {
+        self.planner.set_cgroup(uid, id);
+        self.settle()
+    }
+
+    fn settle(&mut self) -> Delta {
+        let delta = self.planner.take();
+        let outcome = reconcile(&mut self.tables, &mut self.memory, &delta, false);
+        assert!(outcome.is_clean(), "{outcome:?}");
+        self.tables.audit(self.memory.sizes).unwrap();
         delta
     }
 
-    fn round(&mut self, full: bool, one_in: u32) -> Outcome {
-        let delta = self.next_delta(full);
-        let mut coin = fastrand::Rng::with_seed(self.rng.u64(..));
-        let mut memory = std::mem::replace(&mut self.memory, Memory::new(sizes()));
-        let watched = Watched { inner: &mut memory, seen: Box::new(must_hold) };
-        let mut maps = Faulty::new(watched, move |_| one_in > 0 && coin.u32(..one_in) == 0);
-        let outcome = reconcile(&mut self.tables, &mut maps, &delta, full);
-        drop(maps);
-        self.memory = memory;
-        self.note(&outcome);
-        outcome
-    }
-
-    fn note(&mut self, outcome: &Outcome) {
-        self.again = outcome.failed.keys().cloned().collect();
-        if let Err(problem) = self.tables.audit(sizes()) {
-            panic!("{problem}\nafter {outcome:?}");
+    /// What a dial becomes.
+    fn dial(&self, to: &str) -> String {
+        let at: std::net::SocketAddr = to.parse().unwrap();
+        let dial = Dial::to(Address::from(at.ip()), at.port(), Protocol::Udp);
+        let verdict = resolve(&self.memory.rows, &dial, EmptyLocal::Refuse);
+        let backend = |id: &u32| {
+            let row = self.memory.rows.backends[*id];
+            std::net::SocketAddr::new(row.address.ip(), row.port).to_string()
+        };
+        match verdict.action {
+            Action::Resolved => verdict.backends.iter().map(backend).collect::<Vec<_>>().join(" "),
+            Action::Refused => "refused".into(),
+            Action::Untouched => "untouched".into(),
         }
-        // Beside what arrays cannot forget, sets that wait for one that will lead to them.
-        let (mut mirror, mut map) = (self.tables.rows().clone(), self.memory.rows.clone());
-        let reachable = map.reachable_sets();
-        [&mut mirror, &mut map].iter_mut().for_each(|rows| rows.sets.retain(|id, _| reachable.contains(&id)));
-        map.slots.clone_from(&mirror.slots);
-        assert_eq!(map, mirror);
     }
 
-    fn settle(&mut self) {
-        let mut outcome = self.round(false, 0);
-        for _ in 0..4 {
-            if outcome.is_clean() {
-                return;
-            }
-            outcome = self.round(false, 0);
-        }
-        panic!("still not clean: {outcome:?}");
+    fn state(&self, name: &str) -> PolicyState {
+        self.planner.policies().into_iter().find(|state| &*state.name.name == name).unwrap()
     }
 
-    fn restart(&mut self) {
-        self.tables = Tables::restore(self.memory.dump().unwrap(), sizes());
+    fn reason(&self, name: &str) -> Option<&'static str> {
+        self.state(name).refused.map(|refusal| refusal.reason)
+    }
+
+    fn notes(&self, name: &str) -> Vec<&'static str> {
+        self.state(name).left_out.into_iter().map(|refusal| refusal.reason).collect()
     }
 }
 
-fn programmed(state: &State) -> Rows {
-    let (mut tables, mut memory) = (Tables::new(sizes()), Memory::new(sizes()));
-    let delta = state.plan().delta(&Plan::default(), &BTreeSet::new(), true);
-    assert!(reconcile(&mut tables, &mut memory, &delta, true).is_clean());
-    memory.rows
+fn planned(delta: &Delta) -> Vec<String> {
+    let mut names: Vec<&OwnerName> = delta.services.iter().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    names.into_iter().map(OwnerName::subject).collect()
 }
 
 #[test]
-fn whatever_happens_the_tables_come_to_the_plan() {
-    let dials = dials();
-    let mut ops = 0;
-    for seed in 0..200 {
-        let mut life = Life::new(seed);
-        let one_in = [0, 10, 4][seed as usize % 3];
-        for step in 0..40 {
-            (0..life.rng.usize(1..4)).for_each(|_| life.state.change(&mut life.rng));
-            let restarts = life.rng.u8(..10) == 0;
-            if restarts {
-                life.restart();
-            }
-            let full = restarts || life.rng.u8(..10) == 0;
-            ops += life.round(full, one_in).ops;
-            if life.rng.u8(..5) == 0 {
-                life.tables.recycle(&mut life.memory).unwrap();
-            }
-            if step % 4 == 3 {
-                life.settle();
-                let fresh = programmed(&life.state);
-                dials.iter().for_each(|d| assert_eq!(answer(&life.memory.rows, d), answer(&fresh, d), "{d:?}"));
-            }
-        }
-        life.settle();
-        life.restart();
-        assert_eq!(life.round(true, 0).ops, 0, "nothing changed, nothing to write");
-        life.state = State::default();
-        life.round(false, one_in);
-        life.settle();
-        let rows = life.tables.rows();
-        assert!(rows.names.is_empty() && rows.buckets.is_empty() && rows.selected.is_empty() && rows.sets.is_empty());
-    }
-    println!("{ops} writes");
+fn redirect_goes_before_balancing_before_service_and_empty_ones_are_passed() {
+    let mut scene = Scene::new();
+    scene.policy(redirect("cache", on_service()));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    scene.policy(balance("out", on_service(), &["192.0.2.53"]));
+    assert_eq!(scene.dial(SERVICE), "192.0.2.53:9053");
+    scene.pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") });
+    assert_eq!(scene.dial(SERVICE), "10.244.1.5:5353");
+    scene.pod(Pod { uid: "".into(), ready: false, ..pod("a", "10.244.1.5") });
+    assert_eq!(scene.dial(SERVICE), "192.0.2.53:9053");
+    scene.apply(Fact::PolicyGone(policy_name(PolicyKind::Balancing, "out")));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    scene.pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") });
+    assert_eq!(scene.dial(SERVICE), "10.244.1.5:5353");
+    scene.apply(Fact::PolicyGone(policy_name(PolicyKind::LocalRedirect, "cache")));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
 }
 
-/// With failures on odd seeds; one change at a time, as answers of two changes may be mixed.
 #[test]
-fn between_two_writes_a_dial_gets_the_old_answer_or_the_new_one() {
-    let (dials, mut checked) = (dials(), 0u64);
-    for seed in 1000..1150 {
-        let mut life = Life::new(seed);
-        for _ in 0..30 {
-            let before = life.memory.rows.clone();
-            life.state.change(&mut life.rng);
-            let after = programmed(&life.state);
-            let watched: Vec<_> = dials.iter().map(|d| (d, answer(&before, d), answer(&after, d))).collect();
-            for round in 0.. {
-                let delta = life.next_delta(false);
-                let mut memory = std::mem::replace(&mut life.memory, Memory::new(sizes()));
-                let seen = |rows: &Rows, op: &Op| {
-                    for (dial, old, new) in &watched {
-                        let now = answer(rows, dial);
-                        assert!(now.is_between(old, new), "{dial:?}\nold {old:?}\nnew {new:?}\nnow {now:?}\nafter {op:?}");
-                        checked += 1;
-                    }
-                };
-                let mut coin = fastrand::Rng::with_seed(seed + round);
-                let fails = move |_| seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
-                let mut maps = Faulty::new(Watched { inner: &mut memory, seen: Box::new(seen) }, fails);
-                let outcome = reconcile(&mut life.tables, &mut maps, &delta, false);
-                drop(maps);
-                life.memory = memory;
-                life.note(&outcome);
-                if outcome.is_clean() {
-                    break;
-                }
-                assert!(round < 30, "still not clean: {outcome:?}");
-            }
-            for (dial, _, new) in &watched {
-                assert_eq!(&answer(&life.memory.rows, dial), new, "{dial:?}");
-            }
-        }
-    }
-    println!("{checked} dials between writes");
+fn a_link_follows_the_set_below_it() {
+    let mut scene = Scene::new();
+    scene.policy(redirect("cache", on_service()));
+    let local = Service { internal: Policy::Local, ..dns() };
+    scene.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2"), endpoint("10.244.1.9", "n1")])));
+    scene.apply(Fact::Service(local));
+    assert_eq!(scene.dial(SERVICE), "10.244.1.9:53");
+    scene.apply(Fact::ServiceGone(dns().name));
+    assert_eq!((scene.dial(SERVICE), scene.reason("cache")), ("untouched".into(), Some("serviceNotFound")));
+    scene.apply(Fact::Service(dns()));
+    assert_eq!(scene.dial(SERVICE).split(' ').count(), 2);
+    assert_eq!(scene.reason("cache"), None);
 }
 
-/// Of a policy that is deleted and made again: another number, or the same one with a full bucket.
 #[test]
-fn a_number_is_kept_while_the_policy_is_there() {
-    let mut life = Life::new(1);
-    let limit = Some(Limit { connects_per_second: 5, burst: 10 });
-    let redirect = Redirect { selected: [1, 2].into(), ready: [1].into(), limit };
-    life.state.service = Some([3].into());
-    life.state.redirect = Some(redirect.clone());
-    life.settle();
-    let number = |life: &Life| *life.tables.rows().buckets.keys().next().expect("a bucket");
-    let first = number(&life);
-    let sets = life.tables.rows().sets.values().filter(|set| set.header.policy == first && set.header.limited);
-    assert_eq!(sets.count(), PORTS.len(), "one number for all ports");
-    for ready in [vec![], vec![1, 2], vec![2]] {
-        life.state.redirect = Some(Redirect { ready: ready.into_iter().collect(), ..redirect.clone() });
-        life.settle();
-        life.restart();
-        assert_eq!((number(&life), life.round(true, 0).ops), (first, 0));
+fn a_pod_joins_only_when_its_cgroup_is_known() {
+    let mut scene = Scene::new();
+    scene.policy(redirect("cache", on_service()));
+    scene.pod(pod("a", "10.244.1.5"));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    let delta = scene.cgroup("uid-a", Some(77));
+    assert_eq!(scene.dial(SERVICE), "10.244.1.5:5353");
+    let of_policy = |(name, plan): &(OwnerName, Option<beeline_model::plan::ServicePlan>)| {
+        name.policy_kind().and(plan.as_ref()).map(|plan| plan.members.clone())
+    };
+    assert_eq!(delta.services.iter().find_map(of_policy), Some(vec![77]));
+    // Replaced under its name: the new one has a cgroup of its own.
+    scene.pod(Pod { uid: "uid-b".into(), ..pod("a", "10.244.1.6") });
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    scene.cgroup("uid-b", Some(78));
+    assert_eq!(scene.dial(SERVICE), "10.244.1.6:5353");
+    scene.cgroup("uid-b", None);
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+}
+
+#[test]
+fn an_unready_pod_is_no_backend_and_still_not_sent_to_others() {
+    let mut scene = Scene::new();
+    scene.policy(redirect("cache", on_service()));
+    scene.cgroup("uid-a", Some(77));
+    scene.pod(Pod { ready: false, ..pod("a", "10.244.1.5") });
+    let delta = scene.planner.take_all();
+    let plan = delta.services.iter().find(|(name, _)| name.policy_kind().is_some()).unwrap().1.as_ref().unwrap();
+    assert_eq!((plan.members.as_slice(), plan.sets[0].backends.len()), (&[77][..], 0));
+    assert!(plan.sets[0].policy.unwrap().self_next);
+}
+
+#[test]
+fn a_pod_may_lose_its_label_its_address_its_node_and_its_life() {
+    let mut scene = Scene::new();
+    scene.policy(redirect("cache", on_service()));
+    let good = Pod { uid: "".into(), ..pod("a", "10.244.1.5") };
+    let others = [
+        Pod { labels: labels("other"), ..good.clone() },
+        Pod { addresses: [].into(), ..good.clone() },
+        Pod { node: Some("n2".into()), ..good.clone() },
+        Pod { addresses: [address("fd00::5")].into(), ..good.clone() },
+    ];
+    for other in others {
+        scene.pod(good.clone());
+        assert_eq!(scene.dial(SERVICE), "10.244.1.5:5353");
+        scene.pod(other.clone());
+        assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "{other:?}");
     }
-    life.state.redirect = None;
-    life.settle();
-    assert!(life.tables.rows().buckets.is_empty() && life.tables.rows().selected.is_empty());
-    life.state.redirect = Some(redirect);
-    let delta = life.next_delta(false);
-    let mut filled = Vec::new();
-    let seen = |_: &Rows, op: &Op| filled.extend(if let Op::FillBucket(id) = op { Some(*id) } else { None });
-    let mut maps = Watched { inner: &mut life.memory, seen: Box::new(seen) };
-    assert!(reconcile(&mut life.tables, &mut maps, &delta, false).is_clean());
-    drop(maps);
-    assert_eq!(filled, [number(&life)]);
+    scene.pod(good.clone());
+    scene.apply(Fact::PodGone(good.name.clone()));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    let elsewhere = PodName { namespace: "default".into(), ..good.name.clone() };
+    scene.pod(Pod { name: elsewhere, ..good });
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+}
+
+#[test]
+fn a_container_port_is_looked_up_pod_by_pod() {
+    let mut scene = Scene::new();
+    let mut named = redirect("cache", on_service());
+    let port = BackendPort { name: "".into(), port: PortChoice::Name("dns".into()), protocol: Protocol::Udp };
+    named.target = Target::LocalPods { selector: selector("cache"), ports: [port].into() };
+    scene.policy(named);
+    scene.pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") });
+    let other = ContainerPort { name: "dns".into(), protocol: Protocol::Udp, port: 5400, host_port: 0 };
+    scene.pod(Pod { uid: "".into(), ports: [other.clone()].into(), ..pod("b", "10.244.1.6") });
+    scene.pod(Pod { uid: "".into(), ports: [].into(), ..pod("c", "10.244.1.7") });
+    let tcp = ContainerPort { protocol: Protocol::Tcp, ..other };
+    scene.pod(Pod { uid: "".into(), ports: [tcp].into(), ..pod("d", "10.244.1.8") });
+    assert_eq!(scene.dial(SERVICE), "10.244.1.5:5300 10.244.1.6:5400");
+    assert_eq!(scene.notes("cache"), ["podWithoutPort", "podWithoutPort"]);
+}
+
+#[test]
+fn a_virtual_address_refuses_when_nothing_is_left() {
+    let mut scene = Scene::new();
+    assert_eq!(scene.dial(VIRTUAL), "untouched");
+    scene.policy(redirect("cache", at_virtual("169.254.20.10")));
+    assert_eq!((scene.dial(VIRTUAL), scene.dial("169.254.20.10:54")), ("refused".into(), "untouched".into()));
+    scene.pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") });
+    assert_eq!(scene.dial(VIRTUAL), "10.244.1.5:5353");
+    scene.apply(Fact::PodGone(pod("a", "10.244.1.5").name));
+    scene.policy(balance("out", at_virtual("169.254.20.10"), &["192.0.2.53"]));
+    assert_eq!(scene.dial(VIRTUAL), "192.0.2.53:9053");
+}
+
+#[test]
+fn a_virtual_address_is_nobody_elses() {
+    let mut scene = Scene::new();
+    let mut rules = Rules::for_node("n1");
+    rules
+        .virtual_ranges
+        .extend(["10.0.0.0/8", "192.0.2.0/24", "172.16.0.0/12"].map(|net| net.parse::<ipnet::IpNet>().unwrap()));
+    scene.planner = Planner::new(rules);
+    scene.apply(Fact::Service(dns()));
+    for (at, why) in [("10.96.0.10", "the ClusterIP of"), ("192.0.2.1", "load-balancer"), ("10.0.0.9", "")] {
+        scene.policy(balance("out", at_virtual(at), &["198.51.100.1"]));
+        let said = scene.state("out").refused.map_or(String::new(), |refusal| refusal.message);
+        assert_eq!((said.contains(why), said.is_empty()), (true, why.is_empty()), "{at}: {said}");
+    }
+    // It holds as soon as the address is free, and no longer than it is.
+    assert_eq!(scene.dial("10.0.0.9:53"), "198.51.100.1:9053");
+    scene.apply(Fact::Node(node("n2", "10.0.0.9")));
+    assert_eq!(
+        (scene.reason("out"), scene.dial("10.0.0.9:53")),
+        (Some("virtualAddressNotAllowed"), "untouched".into())
+    );
+    scene.apply(Fact::Node(node("n2", "10.0.0.8")));
+    assert_eq!(scene.reason("out"), None);
+    scene.pod(pod("x", "10.0.0.9"));
+    assert_eq!(scene.reason("out"), Some("virtualAddressNotAllowed"));
+    scene.apply(Fact::PodGone(pod("x", "10.0.0.9").name));
+    scene.apply(Fact::Service(Service { external_ips: [address("10.0.0.9")].into(), ..dns() }));
+    assert_eq!((scene.reason("out"), scene.dial("10.0.0.9:53")), (Some("virtualAddressNotAllowed"), "refused".into()));
+    scene.apply(Fact::Service(Service { cluster_ips: [address("10.0.0.9")].into(), ..dns() }));
+    assert_eq!(scene.reason("out"), Some("virtualAddressNotAllowed"));
+    scene.apply(Fact::ServiceGone(dns().name));
+    assert_eq!((scene.reason("out"), scene.dial("10.0.0.9:53")), (None, "198.51.100.1:9053".into()));
+}
+
+#[test]
+fn of_one_kind_the_older_wins_and_the_other_is_told() {
+    let mut scene = Scene::new();
+    scene.policy(balance("young", on_service(), &["192.0.2.2"]));
+    assert_eq!(scene.dial(SERVICE), "192.0.2.2:9053");
+    let old = policy::Policy { created: 1, ..balance("old", on_service(), &["192.0.2.3"]) };
+    scene.policy(old.clone());
+    assert_eq!(scene.dial(SERVICE), "192.0.2.3:9053");
+    assert_eq!(scene.state("young").frontends[0].holder, Holder::Older(OwnerName::of_policy(&old.name)));
+    assert_eq!(scene.state("old").frontends[0].holder, Holder::Itself);
+    let told = scene.planner.refusals();
+    assert!(told.iter().any(|r| r.subject == "BalancingPolicy kube-system/young" && r.reason == "addressConflict"));
+    // The older one is empty for a while: the Service serves, never the loser.
+    scene.policy(policy::Policy { created: 1, ..balance("old", on_service(), &["fd00::3"]) });
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    scene.apply(Fact::PolicyGone(old.name));
+    assert_eq!((scene.dial(SERVICE), scene.planner.refusals()), ("192.0.2.2:9053".into(), vec![]));
+}
+
+#[test]
+fn between_kinds_the_order_decides_and_both_say_so() {
+    let mut scene = Scene::new();
+    let (redirect, balance) = (redirect("cache", on_service()), balance("out", on_service(), &["192.0.2.2"]));
+    let names = [&redirect.name, &balance.name].map(OwnerName::of_policy);
+    scene.policy(redirect);
+    scene.policy(balance);
+    let state = scene.state("cache").frontends.remove(0);
+    assert_eq!((state.holder, state.next), (Holder::Itself, Some(names[1].clone())));
+    let state = scene.state("out").frontends.remove(0);
+    assert_eq!((state.holder, state.next), (Holder::Before(names[0].clone()), Some(dns().name)));
+    assert_eq!(scene.planner.refusals(), vec![]);
+}
+
+#[test]
+fn a_policy_has_no_part_in_an_address_that_its_service_lost() {
+    let mut scene = Scene::new();
+    scene.policy(balance("out", on_service(), &["192.0.2.2"]));
+    let other = Service { name: OwnerName::local("a", "thief"), created: 1, ..dns() };
+    scene.apply(Fact::Service(other.clone()));
+    assert_eq!(scene.dial(SERVICE), "refused");
+    assert_eq!(scene.state("out").frontends[0].holder, Holder::Elsewhere(other.name.clone()));
+    scene.apply(Fact::ServiceGone(other.name));
+    assert_eq!(scene.dial(SERVICE), "192.0.2.2:9053");
+}
+
+#[test]
+fn only_the_cluster_ip_is_taken_and_affinity_stays_the_services() {
+    let mut scene = Scene::new();
+    scene.policy(balance("out", on_service(), &["192.0.2.2"]));
+    scene.policy(redirect("cache", on_service()));
+    assert_eq!(scene.dial("192.0.2.1:53"), "10.244.2.5:53");
+    let delta = scene.planner.take_all();
+    let affinity = |name: &str| {
+        let plan = delta.services.iter().find(|(owner, _)| owner.name() == name).unwrap().1.as_ref().unwrap();
+        plan.sets[0].affinity
+    };
+    assert_eq!((affinity("cache"), affinity("out"), affinity("dns")), (0, 60, 60));
+}
+
+#[test]
+fn host_ports_and_entries_follow_the_nodes() {
+    let mut scene = Scene::new();
+    let host = pods("host", on_service(), RedirectMode::HostPort);
+    scene.policy(host.clone());
+    assert!(scene.state("host").waits);
+    scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.3.7", "n3")])));
+    assert_eq!((scene.state("host").waits, scene.notes("host")), (false, vec!["nodeWithoutAddress"; 2]));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    scene.apply(Fact::Node(node("n2", "172.18.0.3")));
+    assert_eq!((scene.dial(SERVICE), scene.notes("host").len()), ("172.18.0.3:8053".into(), 1));
+    scene.apply(Fact::Node(node("n2", "172.18.0.9")));
+    assert_eq!(scene.dial(SERVICE), "172.18.0.9:8053");
+
+    let proxy = policy::Policy {
+        name: policy_name(PolicyKind::Balancing, "host"),
+        ..pods("host", on_service(), RedirectMode::NodeProxy)
+    };
+    scene.policy(proxy);
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    let entry = [address("100.64.0.2"), address("fd00:64::2")].into();
+    scene.apply(Fact::Node(Node { entry, ..node("n2", "172.18.0.9") }));
+    assert_eq!(scene.dial(SERVICE), "100.64.0.2:53");
+    scene.apply(Fact::NodeGone { cluster: LOCAL_CLUSTER.into(), name: "n2".into() });
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+}
+
+#[test]
+fn an_entry_weighs_as_much_as_the_pods_behind_it() {
+    let mut scene = Scene::new();
+    for (name, at) in [("n2", "100.64.0.2"), ("n3", "100.64.0.3")] {
+        scene.apply(Fact::Node(Node { entry: [address(at)].into(), ..node(name, at) }));
+    }
+    let proxy = pods("proxy", on_service(), RedirectMode::NodeProxy);
+    scene.policy(proxy.clone());
+    let two = vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.2.8", "n2"), endpoint("10.244.3.7", "n3")];
+    scene.apply(Fact::PolicySlice(published(&proxy, two)));
+    assert_eq!(scene.dial(SERVICE), "100.64.0.2:53 100.64.0.3:53");
+    let set = scene.memory.rows.sets.values().find(|set| set.span.count == 3).expect("two slots and one");
+    assert_eq!(set.rule, beeline_model::row::Rule::Balancing);
+}
+
+#[test]
+fn slices_count_only_if_they_are_owned_by_this_policy() {
+    let mut scene = Scene::new();
+    let mut api = pods("api", on_service(), RedirectMode::PodEndpoint);
+    scene.policy(api.clone());
+    let unready = Endpoint { ready: false, ..endpoint("10.244.2.8", "n2") };
+    scene.apply(Fact::PolicySlice(published(&api, vec![endpoint("10.244.2.7", "n2"), unready])));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053");
+    api.uid = "another".into();
+    scene.policy(api.clone());
+    assert_eq!((scene.dial(SERVICE), scene.state("api").waits), ("10.244.2.5:53".into(), true));
+    scene.apply(Fact::PolicySlice(published(&api, vec![endpoint("10.244.2.9", "n2")])));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.9:8053");
+    scene.apply(Fact::PolicySliceGone(published(&api, vec![]).name));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+}
+
+#[test]
+fn it_holds_where_its_selector_says_and_outside_if_it_may() {
+    let mut scene = Scene::new();
+    let on_gpu = policy::Policy { nodes: Some(selector("gpu")), ..balance("out", on_service(), &["192.0.2.2"]) };
+    scene.policy(on_gpu);
+    assert_eq!((scene.dial(SERVICE), scene.state("out").standing), ("10.244.2.5:53".into(), Standing::OtherNodes));
+    let delta = scene.apply(Fact::Node(Node { labels: labels("gpu"), ..Node::named(LOCAL_CLUSTER, "n1") }));
+    assert_eq!((scene.dial(SERVICE), scene.state("out").standing), ("192.0.2.2:9053".into(), Standing::Here));
+    assert!(planned(&delta).contains(&"BalancingPolicy kube-system/out".to_owned()));
+    scene.apply(Fact::Node(Node::named(LOCAL_CLUSTER, "n1")));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+
+    let mut scene = Scene::standing(StandPoint::Outside);
+    scene.policy(balance("out", on_service(), &["192.0.2.2"]));
+    assert_eq!(scene.dial(SERVICE), "192.0.2.2:9053");
+    scene.policy(policy::Policy { out_cluster: false, ..balance("out", on_service(), &["192.0.2.2"]) });
+    assert_eq!((scene.dial(SERVICE), scene.state("out").standing), ("10.244.2.5:53".into(), Standing::InsideOnly));
+}
+
+/// What admission should have refused is refused again, and the Service serves.
+#[test]
+fn nothing_that_is_read_is_trusted() {
+    let good = || balance("p", on_service(), &["192.0.2.2"]);
+    let ports =
+        |ports: &[BackendPort]| Target::Addresses { addresses: [address("192.0.2.2")].into(), ports: ports.into() };
+    let listed = |ports: &[DialledPort]| Matcher::Service { name: "dns".into(), ports: Some(ports.into()) };
+    let virtual_at = |at: &str, ports: &[DialledPort]| Matcher::Address { address: address(at), ports: ports.into() };
+    let named = BackendPort { port: PortChoice::Name("dns".into()), ..number("", 1) };
+    let tcp = BackendPort { protocol: Protocol::Tcp, ..number("", 9053) };
+    let cases: Vec<(&str, policy::Policy)> = vec![
+        ("serviceNotFound", policy::Policy { matcher: Matcher::Service { name: "no".into(), ports: None }, ..good() }),
+        ("portNotFound", policy::Policy { matcher: listed(&[dialled("", 54)]), ..good() }),
+        (
+            "portNotFound",
+            policy::Policy { matcher: listed(&[DialledPort { protocol: Protocol::Tcp, ..dialled("", 53) }]), ..good() },
+        ),
+        ("portNotFound", policy::Policy { target: ports(&[number("dns", 1), number("more", 2)]), ..good() }),
+        ("badPorts", policy::Policy { matcher: listed(&[]), ..good() }),
+        ("badPorts", policy::Policy { target: ports(&[]), ..good() }),
+        ("badPorts", policy::Policy { target: ports(&[number("", 0)]), ..good() }),
+        ("badPorts", policy::Policy { target: ports(&[named]), ..good() }),
+        ("badPorts", policy::Policy { target: ports(&[tcp]), ..good() }),
+        ("badPorts", policy::Policy { target: ports(&[number("", 1), number("", 2)]), ..good() }),
+        ("badPorts", policy::Policy { target: ports(&[number("a", 1), number("a", 2)]), ..good() }),
+        (
+            "badPorts",
+            policy::Policy {
+                target: ports(&[number("a", 1), number("b", 2)]),
+                matcher: listed(&[dialled("a", 53)]),
+                ..good()
+            },
+        ),
+        (
+            "badPorts",
+            policy::Policy {
+                target: ports(&[number("a", 1)]),
+                matcher: virtual_at("169.254.0.1", &[dialled("a", 53), dialled("b", 54)]),
+                ..good()
+            },
+        ),
+        ("badPorts", policy::Policy { matcher: virtual_at("169.254.0.1", &[dialled("", 0)]), ..good() }),
+        (
+            "badPorts",
+            policy::Policy { matcher: virtual_at("169.254.0.1", &[dialled("a", 53), dialled("b", 53)]), ..good() },
+        ),
+        ("virtualAddressNotAllowed", policy::Policy { matcher: at_virtual("10.0.0.1"), ..good() }),
+        ("virtualAddressNotAllowed", policy::Policy { matcher: at_virtual("169.254.169.254"), ..good() }),
+        ("virtualAddressNotAllowed", policy::Policy { matcher: at_virtual("0.0.0.0"), ..good() }),
+        ("badBackend", balance("p", on_service(), &[])),
+        ("badBackend", balance("p", on_service(), &["127.0.0.1"])),
+        ("badBackend", policy::Policy { target: redirect("p", on_service()).target, ..good() }),
+        ("badBackend", policy::Policy { target: good().target, ..redirect("p", on_service()) }),
+        ("badLimit", policy::Policy { limit: Some(Limit { connects_per_second: 0, burst: 1 }), ..good() }),
+        ("badLimit", policy::Policy { limit: Some(Limit { connects_per_second: 1, burst: 0 }), ..good() }),
+    ];
+    for (reason, bad) in cases {
+        let mut scene = Scene::new();
+        scene.policy(bad.clone());
+        assert_eq!(scene.reason("p"), Some(reason), "{bad:?}");
+        assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "{bad:?}");
+        let told = scene.planner.refusals();
+        assert!(told.iter().any(|r| r.reason == reason && r.subject == bad.name.to_string()), "{told:?}");
+        scene.policy(policy::Policy {
+            name: bad.name.clone(),
+            ..if bad.name.kind == PolicyKind::Balancing { good() } else { redirect("p", on_service()) }
+        });
+        assert_eq!((scene.reason("p"), scene.planner.refusals()), (None, vec![]));
+    }
+}
+
+#[test]
+fn ports_are_paired_by_name_and_the_rest_stays_the_services() {
+    let mut scene = Scene::new();
+    let port = |name: &str, port| ServicePort { name: name.into(), protocol: Protocol::Udp, port, node_port: 0 };
+    let several = Service { ports: [port("dns", 53), port("metrics", 9153), port("alt", 54)].into(), ..dns() };
+    scene.apply(Fact::Service(several));
+    let mut out = balance("out", on_service(), &["192.0.2.2"]);
+    let ports = [number("alt", 1054), number("dns", 1053)].into();
+    out.target = Target::Addresses { addresses: [address("192.0.2.2")].into(), ports };
+    scene.policy(out);
+    assert_eq!((scene.dial(SERVICE), scene.dial("10.96.0.10:54")), ("192.0.2.2:1053".into(), "192.0.2.2:1054".into()));
+    assert_eq!((scene.dial("10.96.0.10:9153"), scene.notes("out")), ("refused".into(), vec!["portWithoutBackend"]));
+}
+
+/// Cost follows the change.
+#[test]
+fn only_what_depends_on_a_change_is_planned_again() {
+    let mut scene = Scene::new();
+    for i in 0..50 {
+        let name = OwnerName::local("other", &format!("s{i}"));
+        let ip = address(&format!("10.96.1.{i}"));
+        scene.apply(Fact::Service(Service { name, cluster_ips: [ip].into(), load_balancer_ips: [].into(), ..dns() }));
+        let at = format!("169.254.30.{i}");
+        scene.policy(balance(&format!("v{i}"), at_virtual(&at), &["192.0.2.2"]));
+    }
+    scene.policy(redirect("cache", on_service()));
+    let other = Target::LocalPods { selector: selector("other"), ports: [number("", 1)].into() };
+    scene.policy(policy::Policy { target: other, ..redirect("other", at_virtual("169.254.20.10")) });
+    scene.policy(pods("host", at_virtual("169.254.20.11"), RedirectMode::HostPort));
+    let host = pods("host", at_virtual("169.254.20.11"), RedirectMode::HostPort);
+    let delta = scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")])));
+    assert_eq!(planned(&delta), ["BalancingPolicy kube-system/host"]);
+
+    let cache = ["Service kube-system/dns".to_owned(), "LocalRedirectPolicy kube-system/cache".to_owned()];
+    assert_eq!(planned(&scene.pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") })), cache);
+    assert_eq!(planned(&scene.pod(Pod { uid: "".into(), labels: labels("none"), ..pod("b", "10.244.1.6") })), [""; 0]);
+    assert_eq!(planned(&scene.apply(Fact::Node(node("n2", "172.18.0.3")))), ["BalancingPolicy kube-system/host"]);
+    assert_eq!(planned(&scene.apply(Fact::Node(node("n3", "172.18.0.4")))), [""; 0]);
+    assert_eq!(planned(&scene.apply(Fact::Service(Service { affinity: None, ..dns() }))), cache);
+    let labelled = Node { labels: labels("x"), ..Node::named(LOCAL_CLUSTER, "n1") };
+    scene.apply(Fact::Node(Node::named(LOCAL_CLUSTER, "n1")));
+    assert_eq!(planned(&scene.apply(Fact::Node(labelled))), [""; 0]);
+}
+
+#[test]
+fn gone_is_gone() {
+    let mut scene = Scene::new();
+    let host = pods("host", on_service(), RedirectMode::HostPort);
+    scene.policy(host.clone());
+    scene.policy(redirect("cache", at_virtual("169.254.20.10")));
+    scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")])));
+    scene.apply(Fact::PolicyGone(host.name.clone()));
+    scene.apply(Fact::PolicyGone(policy_name(PolicyKind::LocalRedirect, "cache")));
+    assert_eq!((scene.planner.policy_count(), scene.planner.policies()), (0, vec![]));
+    assert_eq!((scene.dial(SERVICE), scene.dial(VIRTUAL)), ("10.244.2.5:53".into(), "untouched".into()));
+    // The slice came before its policy, or outlives it: it counts as soon as there is one.
+    scene.apply(Fact::Node(node("n2", "172.18.0.3")));
+    scene.policy(host);
+    assert_eq!(scene.dial(SERVICE), "172.18.0.3:8053");
 }

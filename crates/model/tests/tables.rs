@@ -15,7 +15,17 @@ use support::watched::Watched;
 use support::world::{Facts, World, dials};
 
 fn sizes() -> Sizes {
-    Sizes { frontends: 400, sets: 200, slots: 2000, backends: 2000, nodes: 32, sources: 64, names: 100, members: 64, affinity: 16 }
+    Sizes {
+        frontends: 400,
+        sets: 200,
+        slots: 2000,
+        backends: 2000,
+        nodes: 32,
+        sources: 64,
+        names: 100,
+        members: 64,
+        affinity: 16,
+    }
 }
 
 /// One agent: its planner, its tables, and the map that outlives it.
@@ -40,17 +50,14 @@ impl Life {
     }
 
     fn change_one(&mut self) {
-        let fact = self.world.change();
-        self.planner.apply(fact);
+        self.world.step(&mut self.planner);
     }
 
     /// Another agent takes over what the map holds.
     fn restart(&mut self) {
         self.tables = Tables::restore(self.memory.dump().unwrap(), self.memory.sizes);
         self.planner = Planner::new(self.world.rules.clone());
-        for fact in self.world.facts.all() {
-            self.planner.apply(fact);
-        }
+        self.world.facts.tell(&mut self.planner);
     }
 
     /// One round on a map on which one write in `one_in` fails (0: none).
@@ -99,9 +106,7 @@ impl Life {
 
 fn programmed(facts: &Facts, world: &World) -> Rows {
     let mut planner = Planner::new(world.rules.clone());
-    for fact in facts.all() {
-        planner.apply(fact);
-    }
+    facts.tell(&mut planner);
     let (mut tables, mut memory) = (Tables::new(sizes()), Memory::new(sizes()));
     assert!(reconcile(&mut tables, &mut memory, &planner.take_all(), true).is_clean());
     memory.rows
@@ -177,6 +182,9 @@ fn when_everything_is_gone_no_row_is_left_and_every_id_is_free() {
                 Fact::Service(s) => Fact::ServiceGone(s.name),
                 Fact::Slice(s) => Fact::SliceGone(s.name),
                 Fact::Node(n) => Fact::NodeGone { cluster: n.cluster, name: n.name },
+                Fact::Pod(p) => Fact::PodGone(p.name),
+                Fact::Policy(p) => Fact::PolicyGone(p.name),
+                Fact::PolicySlice(s) => Fact::PolicySliceGone(s.name),
                 other => other,
             });
         }
@@ -278,8 +286,17 @@ impl<F: FnMut(u64) -> bool> Maps for Shaky<'_, F> {
 /// What does not fit is refused with a reason, what was there keeps serving, and there is room again once it is made.
 #[test]
 fn small_tables_stay_whole() {
-    let tiny =
-        Sizes { frontends: 12, sets: 8, slots: 24, backends: 14, nodes: 32, sources: 64, names: 12, members: 8, affinity: 16 };
+    let tiny = Sizes {
+        frontends: 12,
+        sets: 8,
+        slots: 24,
+        backends: 14,
+        nodes: 32,
+        sources: 64,
+        names: 12,
+        members: 8,
+        affinity: 16,
+    };
     let mut full = 0;
     for seed in 4000..4150 {
         let mut life = Life::new(seed, tiny);
@@ -288,10 +305,11 @@ fn small_tables_stay_whole() {
             let outcome = life.round(false, [0, 8][seed as usize % 2]);
             full += usize::from(outcome.refusals().iter().any(|r| r.reason == "tableFull"));
         }
-        let names: Vec<_> = life.world.facts.services.keys().cloned().collect();
-        for name in names {
-            life.world.facts.services.remove(&name);
+        for name in std::mem::take(&mut life.world.facts.services).into_keys() {
             life.planner.apply(beeline_model::fact::Fact::ServiceGone(name));
+        }
+        for name in std::mem::take(&mut life.world.facts.policies).into_keys() {
+            life.planner.apply(beeline_model::fact::Fact::PolicyGone(name));
         }
         life.settle(false);
         assert!(life.tables.rows().frontends.is_empty());

@@ -11,8 +11,9 @@ use beeline_agent::status::Request;
 use beeline_datapath::cgroup;
 use beeline_model::address::parse_ip;
 use beeline_model::event::{Action, Reason};
+use beeline_model::policy::Limit;
 use beeline_model::resolve::{Dial, Verdict, resolve};
-use beeline_model::row::{Rule, SET_CLOSED};
+use beeline_model::row::{Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
 use beeline_model::rules::EmptyLocal;
 use beeline_model::{Address, Protocol};
 use serde::Serialize;
@@ -33,8 +34,30 @@ struct Answer {
     set: Option<String>,
     affinity_seconds: u32,
     backends: Vec<String>,
+    /// Who was asked in turn, and who would have been next.
+    order: Vec<Step>,
+    /// Policies about this address that have no part in it, from the agent.
+    passed_over: Vec<PassedOver>,
     /// From the agent; absent where none runs.
     endpoints: Option<Explained>,
+}
+
+/// One set in the order: redirect, balancing, service.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Step {
+    owner: String,
+    rule: Rule,
+    backends: usize,
+    limit: Option<Limit>,
+    outcome: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PassedOver {
+    policy: String,
+    why: String,
 }
 
 pub fn run(explain: &Explain) -> anyhow::Result<ExitCode> {
@@ -84,7 +107,8 @@ fn place(from: &str, live: &Live, dial: &mut Dial) -> anyhow::Result<Place> {
     };
     let exempt = live.control()?.untouched();
     let above = path.ancestors().filter_map(|p| cgroup::id(p).ok());
-    let untouched = !exempt.is_empty() && above.into_iter().any(|id| exempt.contains(&id));
+    dial.cgroups = above.collect();
+    let untouched = !exempt.is_empty() && dial.cgroups.iter().any(|id| exempt.contains(id));
     cgroup::id(&path).with_context(|| format!("--from {from}"))?;
     Ok(Place { untouched, text })
 }
@@ -102,6 +126,8 @@ fn opted_out(explain: &Explain, from: String) -> Answer {
         set: None,
         affinity_seconds: 0,
         backends: Vec::new(),
+        order: Vec::new(),
+        passed_over: Vec::new(),
         endpoints: None,
     }
 }
@@ -121,6 +147,8 @@ fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> a
         because: because(&verdict, dial),
         frontend: verdict.found.as_ref().map(|f| format!("{:?}", f.key)),
         kind: verdict.found.as_ref().map(|f| kind_name(f.kind)),
+        order: order(live, &verdict, dial),
+        passed_over: passed_over(&explain.view, live, &verdict, dial),
         service: owner.map(|o| o.to_string()),
         rule: set.map(|s| s.rule),
         set: set.map(|s| role_name(s.role).to_owned()),
@@ -128,6 +156,58 @@ fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> a
         backends: set.filter(|_| verdict.action == Action::Resolved).map(|s| backends_of(live, s)).unwrap_or_default(),
         endpoints,
     })
+}
+
+/// From the frontend's own set down the links, further than this dial came.
+fn order(live: &Live, verdict: &Verdict, dial: &Dial) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut id = verdict.found.as_ref().map_or(SET_NONE, |found| found.set);
+    while let Some(set) = live.rows.sets.get(id) {
+        let limit = live.rows.buckets.get(&set.header.policy).copied().filter(|_| set.header.limited);
+        let backends = live.rows.members(set).len();
+        let outcome = outcome(live, verdict, dial, id, set);
+        steps.push(Step { owner: live.owner_text(set.owner), rule: set.rule, backends, limit, outcome });
+        id = set.header.next;
+    }
+    steps
+}
+
+fn outcome(live: &Live, verdict: &Verdict, dial: &Dial, id: SetId, set: &SetRow) -> String {
+    let itself = |cgroup: &u64| live.rows.selected.contains(&(set.header.policy, *cgroup));
+    let last = verdict.path.last() == Some(&id);
+    match verdict.action {
+        _ if !verdict.path.contains(&id) => "not asked".into(),
+        Action::Resolved if last => "one of its backends is picked".into(),
+        _ if set.header.self_next && dial.cgroups.iter().any(itself) => {
+            "passed over: the dialler is a pod that it selects".into()
+        }
+        _ if verdict.limited == Some(id) => "passed over: over its limit".into(),
+        _ if last => "it decides: see the verdict".into(),
+        _ => "passed over: it has no backend now".into(),
+    }
+}
+
+/// Not accepted, not for this node, or not the older one of its kind.
+fn passed_over(view: &View, live: &Live, verdict: &Verdict, dial: &Dial) -> Vec<PassedOver> {
+    let Ok(states) = super::policies::ask(view) else { return Vec::new() };
+    let owners: Vec<_> = chain(live, verdict).filter_map(|set| live.port_name(set.owner)).map(|n| n.service).collect();
+    let service = owners.iter().find(|owner| owner.policy_kind().is_none()).map(|owner| format!("Service {owner}"));
+    let mut found = Vec::new();
+    for state in &states {
+        let target = state["target"].as_str().unwrap_or_default();
+        let policy = super::policies::name(state);
+        let about = target == dial.address.to_string() || service.as_deref() == Some(target);
+        if about && !owners.iter().any(|owner| owner.to_string() == policy) {
+            let why = super::policies::why_not(state);
+            found.push(PassedOver { policy, why });
+        }
+    }
+    found
+}
+
+fn chain<'a>(live: &'a Live, verdict: &Verdict) -> impl Iterator<Item = &'a SetRow> {
+    let first = verdict.found.as_ref().and_then(|found| live.rows.sets.get(found.set));
+    std::iter::successors(first, |set| live.rows.sets.get(set.header.next))
 }
 
 fn reasons(view: &View, owner: String) -> Option<Explained> {
@@ -140,6 +220,10 @@ fn because(verdict: &Verdict, dial: &Dial) -> String {
     match (verdict.action, verdict.reason) {
         (Action::Resolved, _) => "one of the backends below, at random; a client with affinity keeps its own".into(),
         (_, Reason::NoPort) if known => "this ClusterIP is known, and its Service has no such port".into(),
+        (_, Reason::SelfDial) => {
+            "the dialler is a pod that the policy selects, and nothing comes after the policy".into()
+        }
+        (_, Reason::Limited) => "over the policy's limit, and nothing comes after the policy".into(),
         (_, Reason::NoEndpoint) => {
             "the service has no endpoint that is ready, or that still serves while it terminates".into()
         }
@@ -174,11 +258,30 @@ fn text(a: &Answer) -> String {
     }
     let mut text: String = lines.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
     text.extend(a.backends.iter().map(|b| format!("{:<10} -> {b}\n", "")));
+    text.push_str(&in_order(a));
     match (&a.endpoints, &a.service) {
         (Some(explained), _) => text.push_str(&endpoints(explained)),
-        (None, Some(_)) => text.push_str("\nno agent runs: why each endpoint is in or out is not known\n"),
+        (None, Some(_)) if a.rule == Some(Rule::Service) => {
+            text.push_str("\nno agent runs: why each endpoint is in or out is not known\n")
+        }
         _ => {}
     }
+    text
+}
+
+fn in_order(a: &Answer) -> String {
+    let mut text = String::new();
+    if a.order.iter().any(|step| step.rule != Rule::Service) {
+        let limit = |limit: &Limit| format!("{}/s, burst {}", limit.connects_per_second, limit.burst);
+        let row = |step: &Step| {
+            let limit = print::dash(step.limit.as_ref().map(limit));
+            vec![step.owner.clone(), step.backends.to_string(), limit, step.outcome.clone()]
+        };
+        let rows: Vec<Vec<String>> = a.order.iter().map(row).collect();
+        text = format!("\n{}", print::table(&["ASKED IN TURN", "BACKENDS", "LIMIT", "OUTCOME"], &rows));
+    }
+    let passed = a.passed_over.iter().map(|p| format!("has no part: {}: {}\n", p.policy, p.why));
+    text.extend(passed);
     text
 }
 

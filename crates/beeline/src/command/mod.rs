@@ -9,6 +9,7 @@ mod dump;
 mod explain;
 mod monitor;
 mod plan;
+mod policies;
 mod services;
 mod status;
 
@@ -36,6 +37,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Status(view) => status::run(&view),
         Command::Services(view) => services::run(&view),
         Command::Backends(view) => backends::run(&view),
+        Command::Policies(policies) => policies::run(&policies),
         Command::Explain(explain) => explain::run(&explain),
         Command::Plan(plan) => plan::run(*plan),
         Command::Dump(dump) => dump::run(&dump),

@@ -15,10 +15,13 @@ use beeline_model::fact::Refusal;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::op::Memory;
 use beeline_model::planner::Planner;
-use beeline_model::row::{Rows, Sizes, WhenEmpty};
+use beeline_model::planner::state::PolicyState;
+use beeline_model::publish::{Publisher, Unknown};
+use beeline_model::row::{Rows, SetRow, Sizes, WhenEmpty};
 use beeline_model::rules::EmptyLocal;
 use beeline_model::table::Tables;
 use serde::Serialize;
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 
@@ -33,22 +36,31 @@ struct Frontend {
     service: String,
     backends: Vec<String>,
     when_empty: &'static str,
+    /// Who is asked when this one has none, in turn.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    then: Vec<String>,
+}
+
+struct Planned {
+    frontends: Vec<Frontend>,
+    policies: Vec<PolicyState>,
+    refusals: Vec<Refusal>,
 }
 
 pub fn run(plan: Plan) -> anyhow::Result<ExitCode> {
     let options = plan.options.load()?;
-    let (planned, refusals) = compute(&options)?;
+    let Planned { frontends, policies, refusals } = compute(&options)?;
     if plan.diff {
-        return diff(&options, &planned);
+        return diff(&options, &frontends);
     }
-    print::show(plan.output, &planned, || table(&planned))?;
+    print::show(plan.output, &frontends, || table(&frontends) + &policy_lines(&policies))?;
     for refusal in &refusals {
         eprintln!("refused: {}: {} ({})", refusal.subject, refusal.message, refusal.reason);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn compute(options: &Options) -> anyhow::Result<(Vec<Frontend>, Vec<Refusal>)> {
+fn compute(options: &Options) -> anyhow::Result<Planned> {
     let rules = options.rules()?;
     let snapshot = match options.origin()? {
         Origin::Folder { path, claim } => Folder::new(path, LOCAL_CLUSTER, claim).load()?,
@@ -57,15 +69,19 @@ fn compute(options: &Options) -> anyhow::Result<(Vec<Frontend>, Vec<Refusal>)> {
     let mut refusals = snapshot.refusals.clone();
     let empty_local = rules.empty_local;
     let mut planner = Planner::new(rules);
-    for fact in snapshot.into_facts() {
-        planner.apply(fact);
-    }
+    // Nobody publishes for a folder.
+    let mut publisher = Publisher::new(Unknown::Plain);
+    snapshot.clone().into_facts().iter().for_each(|fact| publisher.apply(fact));
+    let published = publisher.take();
+    snapshot.into_facts().into_iter().for_each(|fact| _ = planner.apply(fact));
+    published.into_iter().for_each(|fact| _ = planner.apply(fact));
     let delta = planner.take_all();
     refusals.extend(planner.refusals());
     let sizes = Sizes::for_services(2_000_000);
     let (mut tables, mut memory) = (Tables::new(sizes), Memory::new(sizes));
     reconcile(&mut tables, &mut memory, &delta, true);
-    Ok((frontends(&memory.rows, empty_local), refusals))
+    let policies = planner.policies();
+    Ok(Planned { frontends: frontends(&memory.rows, empty_local), policies, refusals })
 }
 
 /// A folder may do without Nodes; an API server knows the node, or it is a wrong name.
@@ -84,7 +100,6 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
     let mut all = Vec::new();
     for (key, row) in &rows.frontends {
         let (Some(protocol), Some(set)) = (key.protocol, rows.sets.get(row.set)) else { continue };
-        let name = rows.names.get(set.owner).and_then(|n| PortName::from_text(&n.text));
         let mut backends: Vec<_> = rows.members(set).iter().filter_map(|id| rows.backends.get(*id)).collect();
         backends.sort_by_key(|b| (b.address, b.port));
         all.push(Frontend {
@@ -93,8 +108,9 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
             port: key.port,
             protocol: protocol.to_string(),
             kind: kind_name(row.kind),
-            service: name.map(|n| n.service.to_string()).unwrap_or_default(),
+            service: owner_text(rows, set),
             backends: backends.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect(),
+            then: below(rows, set),
             when_empty: match (set.header.next, set.when_empty(), empty_local) {
                 (next, ..) if next != 0 => "next",
                 (_, WhenEmpty::Fail, EmptyLocal::Drop) => "untouched",
@@ -104,6 +120,21 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
     }
     all.sort();
     all
+}
+
+fn owner_text(rows: &Rows, set: &SetRow) -> String {
+    let name = rows.names.get(set.owner).and_then(|n| PortName::from_text(&n.text));
+    name.map(|n| n.service.to_string()).unwrap_or_default()
+}
+
+fn below(rows: &Rows, set: &SetRow) -> Vec<String> {
+    let sets = std::iter::successors(rows.sets.get(set.header.next), |set| rows.sets.get(set.header.next));
+    sets.map(|set| owner_text(rows, set)).collect()
+}
+
+fn policy_lines(states: &[PolicyState]) -> String {
+    let Ok(Value::Array(states)) = serde_json::to_value(states) else { return String::new() };
+    if states.is_empty() { String::new() } else { format!("\n{}", super::policies::table(&states)) }
 }
 
 fn line(f: &Frontend) -> String {
@@ -116,7 +147,8 @@ fn table(planned: &[Frontend]) -> String {
     let cells = |f: &Frontend| {
         let at = if f.address.contains(':') { format!("[{}]", f.address) } else { f.address.clone() };
         let backends = if f.backends.is_empty() { format!("none ({})", f.when_empty) } else { f.backends.join(" ") };
-        vec![f.service.clone(), f.kind.into(), format!("{at}:{}/{}", f.port, f.protocol), backends]
+        let then = f.then.iter().map(|owner| format!(", then {owner}")).collect::<String>();
+        vec![f.service.clone(), f.kind.into(), format!("{at}:{}/{}", f.port, f.protocol), backends + &then]
     };
     print::table(&["SERVICE", "KIND", "DIALLED", "BECOMES"], &planned.iter().map(cells).collect::<Vec<_>>())
 }

@@ -99,11 +99,25 @@ fn text(status: &Value) -> String {
             "objects",
             format!("{} services, {} slices, {} nodes", s("/counts/services"), s("/counts/slices"), s("/counts/nodes")),
         ));
+        lines.push(("policies", policies(&status["counts"]["policies"])));
         lines.push(("stale UDP sockets", format!("{} destroyed", s("/counts/udpSocketsDestroyed"))));
         lines.push(("last change", last_change(status)));
     }
     let mut text: String = lines.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect();
     text.push_str(&refusals(status));
+    text
+}
+
+fn policies(counts: &Value) -> String {
+    let count = |what: &str| counts[what].as_u64().unwrap_or(0);
+    let mut text = format!("{}, {} of them hold here", count("all"), count("here"));
+    if count("refused") > 0 {
+        text.push_str(&format!(", {} are not accepted", count("refused")));
+    }
+    if count("waiting") > 0 {
+        let waits = ", {} wait for slices that the controller has not published: is it running? (beeline policies)";
+        text.push_str(&waits.replace("{}", &count("waiting").to_string()));
+    }
     text
 }
 

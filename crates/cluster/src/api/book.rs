@@ -3,14 +3,17 @@
 
 use super::news::{News, Object};
 use super::notice::Notice;
+use super::assembly::Assembly;
 use super::{taint, trigger};
+use crate::convert::published::{Purpose, purpose};
 use crate::convert::{Convert, Converted, untyped};
 use crate::folder::Batch;
 use crate::kind::Kind;
 use crate::object::Identity;
 use beeline_model::Name;
-use beeline_model::fact::{Fact, Refusal};
+use beeline_model::fact::{Fact, Refusal, SliceName};
 use beeline_model::policy::{Policy, PolicyKind};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -43,12 +46,24 @@ impl Shelf {
     }
 }
 
+/// Which of the controller's slices are read.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Published {
+    pub(crate) policies: bool,
+    pub(crate) nodes: bool,
+    /// Slices of nodes are read here only.
+    pub(crate) namespace: String,
+}
+
 pub(crate) struct Book {
     convert: Convert,
     node: Name,
     /// By kind.
     shelves: [Shelf; Kind::COUNT],
     followed: Box<[Kind]>,
+    published: Published,
+    /// As their slices say.
+    nodes: Assembly,
     refused: BTreeMap<Identity, Vec<Refusal>>,
     next: Batch,
     /// How it was when it was last told, without the facts.
@@ -60,8 +75,10 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    pub(crate) fn new(convert: Convert, node: &str, followed: &[Kind]) -> Book {
+    pub(crate) fn new(convert: Convert, node: &str, followed: &[Kind], published: Published) -> Book {
         Book {
+            nodes: Assembly::new(convert.cluster().clone(), node.into()),
+            published,
             convert,
             node: node.into(),
             shelves: Default::default(),
@@ -116,11 +133,7 @@ impl Book {
                 let converted = self.convert.service(&service);
                 self.settle(Identity::Service(name), &service.metadata, converted, Fact::Service, 0);
             }
-            Object::Slice(slice) => {
-                let Some(name) = self.convert.slice_name(&slice) else { return };
-                let converted = self.convert.owned_slice(&slice);
-                self.settle(Identity::Slice(name.into()), &slice.metadata, converted, Fact::Slice, 0);
-            }
+            Object::Slice(slice) => self.put_slice(&slice),
             Object::Node(node) => {
                 let Some(name) = node.metadata.name.as_deref().map(Name::from) else { return };
                 if name == self.node {
@@ -151,6 +164,54 @@ impl Book {
                 let converted = policy.spec.as_ref().map_or_else(|why| untyped(kind, meta, why), convert);
                 self.put_policy(kind, meta, converted);
             }
+        }
+    }
+
+    /// A slice is a Service's, or published for a policy or for nodes; a label that was changed makes it another.
+    fn put_slice(&mut self, slice: &EndpointSlice) {
+        let Some(name) = self.convert.slice_name(slice).map(Arc::new) else { return };
+        let (purpose, meta) = (purpose(slice), &slice.metadata);
+        for (other, id) in slice_identities(&name) {
+            if other != purpose {
+                self.forget(&id);
+            }
+        }
+        match purpose {
+            Purpose::Service => {
+                let converted = self.convert.owned_slice(slice);
+                self.settle(Identity::Slice(name), meta, converted, Fact::Slice, 0);
+            }
+            Purpose::Policy if self.published.policies => {
+                let converted = self.convert.policy_slice(slice);
+                self.settle(Identity::PolicySlice(name), meta, converted, Fact::PolicySlice, 0);
+            }
+            Purpose::Nodes if self.published.nodes => self.put_nodes(name, slice),
+            Purpose::Policy | Purpose::Nodes => {}
+        }
+    }
+
+    fn put_nodes(&mut self, name: Arc<SliceName>, slice: &EndpointSlice) {
+        let Converted { fact, refusals } = self.convert.node_slice(slice, &self.published.namespace);
+        let id = Identity::NodeSlice(name.clone());
+        self.note(Kind::EndpointSlice, &id, &slice.metadata, refusals);
+        let shelf = self.shelf(Kind::EndpointSlice);
+        shelf.seen.iter_mut().for_each(|seen| drop(seen.insert(id.clone())));
+        if fact.is_ok() { shelf.known.insert(id, 0) } else { shelf.known.remove(&id) };
+        self.next.facts.extend(self.nodes.put(&name, fact.ok()));
+    }
+
+    /// It is not there any more.
+    fn forget(&mut self, id: &Identity) {
+        self.refused.remove(id);
+        if self.shelf(kind_of(id)).known.remove(id).is_some() {
+            self.gone(id);
+        }
+    }
+
+    fn gone(&mut self, id: &Identity) {
+        match id {
+            Identity::NodeSlice(name) => self.next.facts.extend(self.nodes.put(name, None)),
+            other => self.next.facts.extend(other.gone(self.convert.cluster())),
         }
     }
 
@@ -204,10 +265,10 @@ impl Book {
     }
 
     fn remove(&mut self, object: &Object) {
-        let Some(id) = self.identity(object) else { return };
-        self.refused.remove(&id);
-        if self.shelf(kind_of(&id)).known.remove(&id).is_some() {
-            self.next.facts.extend(id.gone(self.convert.cluster()));
+        match self.identity(object) {
+            Some(Identity::Slice(name)) => slice_identities(&name).iter().for_each(|(_, id)| self.forget(id)),
+            Some(id) => self.forget(&id),
+            None => {}
         }
     }
 
@@ -238,8 +299,7 @@ impl Book {
         let lost: Vec<Identity> = shelf.known.keys().filter(|id| !seen.contains(id)).cloned().collect();
         shelf.known.retain(|id, _| seen.contains(id));
         self.refused.retain(|id, _| kind_of(id) != kind || seen.contains(id));
-        let cluster = self.convert.cluster().clone();
-        self.next.facts.extend(lost.iter().filter_map(|id| id.gone(&cluster)));
+        lost.iter().for_each(|id| self.gone(id));
         self.convert.trim(self.shelves.iter().map(|shelf| shelf.known.len()).sum());
     }
 
@@ -280,10 +340,18 @@ impl Book {
     }
 }
 
+fn slice_identities(name: &Arc<SliceName>) -> [(Purpose, Identity); 3] {
+    [
+        (Purpose::Service, Identity::Slice(name.clone())),
+        (Purpose::Policy, Identity::PolicySlice(name.clone())),
+        (Purpose::Nodes, Identity::NodeSlice(name.clone())),
+    ]
+}
+
 fn kind_of(id: &Identity) -> Kind {
     match id {
         Identity::Service(_) => Kind::Service,
-        Identity::Slice(_) => Kind::EndpointSlice,
+        Identity::Slice(_) | Identity::PolicySlice(_) | Identity::NodeSlice(_) => Kind::EndpointSlice,
         Identity::Endpoints(_) => Kind::Endpoints,
         Identity::Node(_) => Kind::Node,
         Identity::Pod(_) => Kind::Pod,
@@ -302,7 +370,7 @@ mod tests {
     fn book() -> Book {
         let followed =
             [Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::Pod, Kind::LocalRedirect, Kind::Balancing];
-        Book::new(Convert::new("local", Claim::default()), "node-1", &followed)
+        Book::new(Convert::new("local", Claim::default()), "node-1", &followed, Published::default())
     }
 
     fn service(name: &str, ip: &str) -> Object {

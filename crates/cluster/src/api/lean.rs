@@ -3,12 +3,13 @@
 
 use super::trigger;
 use crate::convert::{ENTRY_ADDRESS, RESOLVE};
+use crate::policy::GROUP;
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, ContainerStatus, Namespace, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod,
     PodCondition, PodIP, PodSpec, PodStatus, Service, ServiceSpec, ServiceStatus, Taint,
 };
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta, OwnerReference, Time};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
@@ -51,6 +52,8 @@ struct Meta {
     labels: Option<BTreeMap<String, String>>,
     #[serde(deserialize_with = "chosen")]
     annotations: Option<BTreeMap<String, String>>,
+    #[serde(deserialize_with = "ours")]
+    owner_references: Option<Vec<OwnerReference>>,
 }
 
 impl From<Meta> for ObjectMeta {
@@ -65,9 +68,17 @@ impl From<Meta> for ObjectMeta {
             deletion_timestamp: meta.deletion_timestamp,
             labels: meta.labels,
             annotations: meta.annotations,
+            owner_references: meta.owner_references,
             ..ObjectMeta::default()
         }
     }
+}
+
+/// Of the owners only policies are read.
+fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<OwnerReference>>, D::Error> {
+    let all: Option<Vec<OwnerReference>> = Deserialize::deserialize(deserializer)?;
+    let kept = all.into_iter().flatten().filter(|owner| owner.api_version.starts_with(GROUP));
+    Ok(Some(kept.collect()).filter(|kept: &Vec<_>| !kept.is_empty()))
 }
 
 /// Of the annotations only these are read.
@@ -135,6 +146,7 @@ struct EndpointWire {
     conditions: Option<EndpointConditions>,
     hints: Option<EndpointHints>,
     node_name: Option<String>,
+    zone: Option<String>,
 }
 
 impl From<SliceWire> for EndpointSlice {
@@ -144,6 +156,7 @@ impl From<SliceWire> for EndpointSlice {
             conditions: wire.conditions,
             hints: wire.hints,
             node_name: wire.node_name,
+            zone: wire.zone,
             ..Endpoint::default()
         };
         EndpointSlice {

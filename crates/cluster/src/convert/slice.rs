@@ -55,7 +55,7 @@ impl Convert {
         }
     }
 
-    fn slice_ports(&mut self, object: &EndpointSlice, report: &mut Report) -> Box<[SlicePort]> {
+    pub(super) fn slice_ports(&mut self, object: &EndpointSlice, report: &mut Report) -> Box<[SlicePort]> {
         let mut taken = HashSet::new();
         let ports = object.ports.iter().flatten().enumerate();
         let kept = ports.filter_map(|(i, port)| {
@@ -79,7 +79,7 @@ impl Convert {
         }
     }
 
-    fn endpoint(&mut self, endpoint: &Endpoint, family: Family) -> Result<fact::Endpoint, String> {
+    pub(super) fn endpoint(&mut self, endpoint: &Endpoint, family: Family) -> Result<fact::Endpoint, String> {
         // The API allows more than one address and says that only the first means anything.
         let text = endpoint.addresses.first().ok_or("it has no address")?;
         let address = address::parse_plain(text)?;

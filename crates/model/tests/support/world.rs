@@ -1,13 +1,20 @@
 //! Random clusters, small on purpose: few names, few addresses, few ports, so that collisions, conflicts, hand-overs and
 //! moves happen all the time. Facts only; a seed gives the same world every time.
 
-use beeline_model::fact::*;
+#[path = "world_policy.rs"]
+mod policy;
+
+use beeline_model::fact::{Policy, *};
 use beeline_model::name::LOCAL_CLUSTER;
+use beeline_model::planner::Planner;
+use beeline_model::policy::{PolicyName, PolicySlice};
 use beeline_model::resolve::Dial;
 use beeline_model::rules::*;
 use beeline_model::{Address, Family, Name, OwnerName, Protocol};
 use fastrand::Rng;
 use ipnet::IpNet;
+pub use policy::CGROUPS;
+use policy::{MORE_RANGES, VIRTUAL};
 use std::collections::BTreeMap;
 
 pub const OWN_NODE: &str = "n1";
@@ -52,6 +59,11 @@ pub struct Facts {
     pub services: BTreeMap<OwnerName, Service>,
     pub slices: BTreeMap<SliceName, Slice>,
     pub nodes: BTreeMap<Name, Node>,
+    pub pods: BTreeMap<PodName, Pod>,
+    pub policies: BTreeMap<PolicyName, beeline_model::policy::Policy>,
+    pub policy_slices: BTreeMap<SliceName, PolicySlice>,
+    /// Of pods, by uid: no fact of the cluster, but found on the node.
+    pub cgroups: BTreeMap<&'static str, u64>,
 }
 
 impl Facts {
@@ -63,7 +75,15 @@ impl Facts {
             Fact::SliceGone(name) => drop(self.slices.remove(&name)),
             Fact::Node(n) => drop(self.nodes.insert(n.name.clone(), n)),
             Fact::NodeGone { name, .. } => drop(self.nodes.remove(&name)),
-            other => unreachable!("this world makes none: {other:?}"),
+            Fact::Pod(p) => drop(self.pods.insert(p.name.clone(), p)),
+            Fact::PodGone(name) => drop(self.pods.remove(&name)),
+            Fact::Policy(p) => drop(self.policies.insert(p.name.clone(), p)),
+            Fact::PolicyGone(name) => drop(self.policies.remove(&name)),
+            Fact::PolicySlice(s) => drop(self.policy_slices.insert(s.name.clone(), s)),
+            Fact::PolicySliceGone(name) => drop(self.policy_slices.remove(&name)),
+            other @ (Fact::Namespace(_) | Fact::NamespaceGone { .. }) => {
+                unreachable!("this world makes none: {other:?}")
+            }
         }
     }
 
@@ -72,7 +92,16 @@ impl Facts {
         let nodes = self.nodes.values().cloned().map(Fact::Node);
         let services = self.services.values().cloned().map(Fact::Service);
         let slices = self.slices.values().cloned().map(Fact::Slice);
-        nodes.chain(services).chain(slices).collect()
+        let pods = self.pods.values().cloned().map(Fact::Pod);
+        let policies = self.policies.values().cloned().map(Fact::Policy);
+        let policy_slices = self.policy_slices.values().cloned().map(Fact::PolicySlice);
+        nodes.chain(services).chain(slices).chain(pods).chain(policies).chain(policy_slices).collect()
+    }
+
+    /// All of it, to somebody who knows nothing yet.
+    pub fn tell(&self, planner: &mut Planner) {
+        self.all().into_iter().for_each(|fact| _ = planner.apply(fact));
+        self.cgroups.iter().for_each(|(uid, id)| _ = planner.set_cgroup(uid, Some(*id)));
     }
 }
 
@@ -90,18 +119,38 @@ impl World {
     }
 
     /// A cluster that has been there for a while.
-    pub fn populate(&mut self) -> Vec<Fact> {
-        let mut facts = Vec::new();
+    pub fn populate(&mut self, planner: &mut Planner) {
         for kind in [0, 0, 0, 0, 0, 0, 17, 17, 17, 8, 8, 8, 8, 8, 8, 8, 8] {
-            facts.push(self.change_of(kind));
+            planner.apply(self.change_of(kind));
         }
-        facts
+        for _ in 0..20 {
+            self.step_policies(planner);
+        }
     }
 
-    /// One random change; the facts know it already.
-    pub fn change(&mut self) -> Fact {
+    /// One random change, which the planner hears of.
+    pub fn step(&mut self, planner: &mut Planner) {
+        if self.one_in(3) {
+            return self.step_policies(planner);
+        }
         let kind = self.rng.u8(0..20);
-        self.change_of(kind)
+        planner.apply(self.change_of(kind));
+    }
+
+    fn step_policies(&mut self, planner: &mut Planner) {
+        if self.one_in(8) {
+            let (uid, id) = self.pick(&CGROUPS);
+            let found = (!self.one_in(3)).then_some(id);
+            planner.set_cgroup(uid, found);
+            match found {
+                Some(id) => drop(self.facts.cgroups.insert(uid, id)),
+                None => drop(self.facts.cgroups.remove(uid)),
+            }
+            return;
+        }
+        let fact = self.policy_fact();
+        self.facts.apply(&fact);
+        planner.apply(fact);
     }
 
     fn change_of(&mut self, kind: u8) -> Fact {
@@ -155,7 +204,8 @@ impl World {
         let (to, number) = self.pick(&at);
         let sources: Vec<Address> = SOURCES.map(address).into_iter().filter(|s| s.family() == to.family()).collect();
         let source = (!self.one_in(4)).then(|| self.pick(&sources));
-        Some(Dial { source, host: self.rng.bool(), ..Dial::to(to, number, port.protocol) })
+        let cgroups = if self.one_in(2) { vec![self.pick(&CGROUPS).1] } else { Vec::new() };
+        Some(Dial { source, cgroups, host: self.rng.bool(), ..Dial::to(to, number, port.protocol) })
     }
 
     fn policy(&mut self) -> Policy {
@@ -297,7 +347,8 @@ impl World {
         }
         self.rng.shuffle(&mut addresses);
         let zone = (!self.one_in(3)).then(|| self.pick(&ZONES).into());
-        Node { addresses, zone, ..Node::named(LOCAL_CLUSTER, NODES[at]) }
+        let (labels, entry) = (self.labels(), self.entry());
+        Node { addresses, zone, labels, entry, ..Node::named(LOCAL_CLUSTER, NODES[at]) }
     }
 }
 
@@ -325,6 +376,9 @@ fn random_rules(rng: &mut Rng) -> Rules {
         1 => vec![address("172.18.0.2")],
         _ => vec![address("172.18.0.2"), address("fd00:18::2"), address("10.244.1.1")],
     };
+    if rng.bool() {
+        rules.virtual_ranges.extend(MORE_RANGES.map(|net| net.parse::<IpNet>().expect("a range")));
+    }
     rules
 }
 
@@ -333,7 +387,7 @@ pub fn dials() -> Vec<Dial> {
     let nodes = ["172.18.0.2", "172.18.0.3", "172.18.0.4", "203.0.113.2", "203.0.113.3", "fd00:18::2", "fd00:18::3"];
     let special = ["127.0.0.1", "127.0.0.9", "::1", "0.0.0.0", "::", "10.244.1.5", "10.96.0.200", "8.8.8.8"];
     let mut addresses: Vec<&str> = Vec::new();
-    for group in [&CLUSTER_V4[..], &CLUSTER_V6, &BALANCER, &EXTERNAL, &nodes, &special] {
+    for group in [&CLUSTER_V4[..], &CLUSTER_V6, &BALANCER, &EXTERNAL, &nodes, &special, &VIRTUAL] {
         addresses.extend(group);
     }
     addresses.sort_unstable();
@@ -347,6 +401,10 @@ pub fn dials() -> Vec<Dial> {
         }
         dials.push(Dial::to(address(at), 30001, Protocol::Tcp));
         dials.push(Dial::to(address(at), 80, Protocol::Sctp));
+        for (_, cgroup) in CGROUPS {
+            dials.push(Dial { cgroups: vec![cgroup], ..Dial::to(address(at), 80, Protocol::Tcp) });
+            dials.push(Dial { cgroups: vec![cgroup], ..Dial::to(address(at), 53, Protocol::Udp) });
+        }
         let own_family = |source: &Address| source.family() == address(at).family();
         for source in SOURCES.map(address).into_iter().filter(own_family).map(Some) {
             dials.push(Dial { source, ..Dial::to(address(at), 80, Protocol::Tcp) });

@@ -1,0 +1,257 @@
+//! The register of policies: what is known of them, and who must be planned again when something else changes.
+//!
+//! Cost follows the change: Service -> policies on it, namespace -> redirects that may select its pods, address ->
+//! policies that want it, node -> policies that stand in for pods by it, labels of our own node -> policies that ask.
+
+use crate::address::Address;
+use crate::fact::{Pod, PodName, SliceName};
+use crate::hash::HashMap;
+use crate::name::{Name, OwnerName};
+use crate::policy::{Matcher, Policy, PolicyName, PolicySlice, RedirectMode, Target};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hash;
+
+/// Who must be planned again; `None`: nothing changed.
+pub(super) type Affected = Option<Vec<OwnerName>>;
+
+#[derive(Debug)]
+struct Index<K>(HashMap<K, BTreeSet<OwnerName>>);
+
+impl<K> Default for Index<K> {
+    fn default() -> Index<K> {
+        Index(HashMap::default())
+    }
+}
+
+impl<K: Hash + Eq> Index<K> {
+    fn add(&mut self, key: K, owner: &OwnerName) {
+        self.0.entry(key).or_default().insert(owner.clone());
+    }
+
+    fn remove(&mut self, key: &K, owner: &OwnerName) {
+        let Some(owners) = self.0.get_mut(key) else { return };
+        owners.remove(owner);
+        if owners.is_empty() {
+            self.0.remove(key);
+        }
+    }
+
+    fn of<'a>(&'a self, key: &K) -> impl Iterator<Item = &'a OwnerName> + use<'a, K> {
+        self.0.get(key).into_iter().flatten()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Register {
+    policies: HashMap<OwnerName, Policy>,
+    /// Sorted by name.
+    slices: HashMap<OwnerName, Vec<PolicySlice>>,
+    slice_owner: HashMap<SliceName, OwnerName>,
+    /// Those of this node.
+    pods: BTreeMap<PodName, Pod>,
+    /// By the uid of their pod.
+    cgroups: HashMap<Box<str>, u64>,
+    on_service: Index<OwnerName>,
+    /// By cluster and namespace.
+    redirects: Index<(Name, Name)>,
+    at_address: Index<Address>,
+    by_node: Index<Name>,
+    nodes_of: HashMap<OwnerName, BTreeSet<Name>>,
+    /// They have a nodeLabelSelector.
+    choosy: BTreeSet<OwnerName>,
+}
+
+/// The Service whose ClusterIPs a policy takes.
+pub(super) fn service_of(policy: &Policy) -> Option<OwnerName> {
+    match &policy.matcher {
+        Matcher::Service { name, .. } => Some(OwnerName::new(&policy.name.cluster, &policy.name.namespace, name)),
+        Matcher::Address { .. } => None,
+    }
+}
+
+fn selects(policy: &Policy, pod: &Pod) -> bool {
+    matches!(&policy.target, Target::LocalPods { selector, .. } if selector.matches(&pod.labels))
+}
+
+impl Register {
+    // ---- policies ----
+
+    pub fn apply(&mut self, policy: Policy) -> Affected {
+        let owner = OwnerName::of_policy(&policy.name);
+        if self.policies.get(&owner) == Some(&policy) {
+            return None;
+        }
+        self.forget(&owner);
+        self.note(&owner, &policy);
+        self.policies.insert(owner.clone(), policy);
+        self.follow_nodes_of(&owner);
+        Some(vec![owner])
+    }
+
+    pub fn remove(&mut self, name: &PolicyName) -> Affected {
+        let owner = OwnerName::of_policy(name);
+        self.forget(&owner).then_some(())?;
+        self.follow_nodes_of(&owner);
+        Some(vec![owner])
+    }
+
+    fn note(&mut self, owner: &OwnerName, policy: &Policy) {
+        if let Some(service) = service_of(policy) {
+            self.on_service.add(service, owner);
+        }
+        if let Matcher::Address { address, .. } = policy.matcher {
+            self.at_address.add(address, owner);
+        }
+        if let Target::LocalPods { .. } = policy.target {
+            self.redirects.add((policy.name.cluster.clone(), policy.name.namespace.clone()), owner);
+        }
+        if policy.nodes.is_some() {
+            self.choosy.insert(owner.clone());
+        }
+    }
+
+    /// Says whether it was there.
+    fn forget(&mut self, owner: &OwnerName) -> bool {
+        let Some(policy) = self.policies.remove(owner) else { return false };
+        if let Some(service) = service_of(&policy) {
+            self.on_service.remove(&service, owner);
+        }
+        if let Matcher::Address { address, .. } = policy.matcher {
+            self.at_address.remove(&address, owner);
+        }
+        self.redirects.remove(&(policy.name.cluster, policy.name.namespace), owner);
+        self.choosy.remove(owner);
+        true
+    }
+
+    // ---- slices ----
+
+    pub fn apply_slice(&mut self, slice: PolicySlice) -> Affected {
+        let (name, owner) = (slice.name.clone(), OwnerName::of_policy(&slice.policy));
+        // A slice may move to another policy.
+        let moved = self.slice_owner.get(&name).is_some_and(|before| *before != owner);
+        let mut affected = if moved { self.remove_slice(&name).unwrap_or_default() } else { Vec::new() };
+        let all = self.slices.entry(owner.clone()).or_default();
+        match all.binary_search_by(|have| have.name.cmp(&name)) {
+            Ok(at) if all[at] == slice => return None,
+            Ok(at) => all[at] = slice,
+            Err(at) => {
+                all.insert(at, slice);
+                self.slice_owner.insert(name, owner.clone());
+            }
+        }
+        self.follow_nodes_of(&owner);
+        affected.push(owner);
+        Some(affected)
+    }
+
+    pub fn remove_slice(&mut self, name: &SliceName) -> Affected {
+        let owner = self.slice_owner.remove(name)?;
+        if let Some(all) = self.slices.get_mut(&owner) {
+            all.retain(|slice| slice.name != *name);
+            if all.is_empty() {
+                self.slices.remove(&owner);
+            }
+        }
+        self.follow_nodes_of(&owner);
+        Some(vec![owner])
+    }
+
+    /// The nodes whose addresses stand in for this policy's pods.
+    fn follow_nodes_of(&mut self, owner: &OwnerName) {
+        let by_node = |policy: &&Policy| {
+            matches!(policy.target, Target::Pods { mode: RedirectMode::HostPort | RedirectMode::NodeProxy, .. })
+        };
+        let slices = self.policies.get(owner).filter(by_node).and_then(|_| self.slices.get(owner));
+        let endpoints = slices.into_iter().flatten().flat_map(|slice| slice.endpoints.iter());
+        let now: BTreeSet<Name> = endpoints.filter_map(|endpoint| endpoint.node.clone()).collect();
+        let before = match now.is_empty() {
+            true => self.nodes_of.remove(owner),
+            false => self.nodes_of.insert(owner.clone(), now.clone()),
+        };
+        let before = before.unwrap_or_default();
+        before.difference(&now).for_each(|node| self.by_node.remove(node, owner));
+        now.difference(&before).for_each(|node| self.by_node.add(node.clone(), owner));
+    }
+
+    // ---- pods of this node ----
+
+    /// What was there before, and what stands there now.
+    pub fn apply_pod(&mut self, pod: Pod) -> Affected {
+        if self.pods.get(&pod.name) == Some(&pod) {
+            return None;
+        }
+        let before = self.pods.insert(pod.name.clone(), pod.clone());
+        Some(self.concerned(before.iter().chain([&pod])))
+    }
+
+    pub fn remove_pod(&mut self, name: &PodName) -> Affected {
+        let pod = self.pods.remove(name)?;
+        Some(self.concerned([&pod].into_iter()))
+    }
+
+    pub fn pods(&self) -> &BTreeMap<PodName, Pod> {
+        &self.pods
+    }
+
+    pub fn set_cgroup(&mut self, uid: &str, cgroup: Option<u64>) -> Affected {
+        let before = match cgroup {
+            Some(id) => self.cgroups.insert(uid.into(), id),
+            None => self.cgroups.remove(uid),
+        };
+        if before == cgroup {
+            return None;
+        }
+        Some(self.concerned(self.pods.values().filter(|pod| *pod.uid == *uid)))
+    }
+
+    pub fn cgroups(&self) -> &HashMap<Box<str>, u64> {
+        &self.cgroups
+    }
+
+    /// Redirects that select one of these pods, or want its address.
+    fn concerned<'a>(&self, pods: impl Iterator<Item = &'a Pod>) -> Vec<OwnerName> {
+        let mut found = BTreeSet::new();
+        for pod in pods {
+            let namespace = (pod.name.cluster.clone(), pod.name.namespace.clone());
+            let near = self.redirects.of(&namespace);
+            found.extend(near.filter(|owner| self.policies.get(owner).is_some_and(|policy| selects(policy, pod))));
+            found.extend(pod.addresses.iter().flat_map(|address| self.at_address.of(address)));
+        }
+        found.into_iter().cloned().collect()
+    }
+
+    // ---- what others ask ----
+
+    pub fn policy(&self, owner: &OwnerName) -> Option<&Policy> {
+        self.policies.get(owner)
+    }
+
+    pub fn owners(&self) -> impl Iterator<Item = &OwnerName> {
+        self.policies.keys()
+    }
+
+    pub fn len(&self) -> usize {
+        self.policies.len()
+    }
+
+    pub fn slices_of(&self, owner: &OwnerName) -> &[PolicySlice] {
+        self.slices.get(owner).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn on_service(&self, service: &OwnerName) -> impl Iterator<Item = &OwnerName> {
+        self.on_service.of(service)
+    }
+
+    pub fn at_address(&self, address: &Address) -> impl Iterator<Item = &OwnerName> {
+        self.at_address.of(address)
+    }
+
+    pub fn by_node(&self, node: &Name) -> impl Iterator<Item = &OwnerName> {
+        self.by_node.of(node)
+    }
+
+    pub fn choosy(&self) -> impl Iterator<Item = &OwnerName> {
+        self.choosy.iter()
+    }
+}

@@ -1,0 +1,80 @@
+//! Where a policy may put a virtual address. Whoever owns a cloud's metadata address owns the node's credentials, so those
+//! are nobody's unless an administrator lists them by themselves: a wide range that happens to hold them is not enough.
+
+use crate::address::Address;
+use ipnet::IpNet;
+
+const DEFAULT: [&str; 2] = ["169.254.0.0/16", "fd00:bee::/48"];
+const METADATA: [&str; 4] = ["169.254.169.0/24", "169.254.170.0/24", "168.63.129.16/32", "fd00:ec2::/32"];
+
+fn parse(ranges: &[&str]) -> Vec<IpNet> {
+    ranges.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+pub fn default_ranges() -> Vec<IpNet> {
+    parse(&DEFAULT)
+}
+
+/// Why it must not be a virtual address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Forbidden {
+    #[error("no single host can have this address")]
+    Special,
+    #[error("it lies outside the allowed ranges (--virtual-ranges)")]
+    Outside,
+    #[error("it is a cloud's metadata address, which --virtual-ranges must list by itself")]
+    Metadata,
+}
+
+pub fn check(ranges: &[IpNet], address: Address) -> Result<(), Forbidden> {
+    let ip = address.ip();
+    if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
+        return Err(Forbidden::Special);
+    }
+    let metadata = parse(&METADATA).into_iter().find(|net| net.contains(&ip));
+    let mut holding = ranges.iter().filter(|net| net.contains(&ip)).peekable();
+    match (holding.peek().is_some(), metadata) {
+        (false, _) => Err(Forbidden::Outside),
+        (true, Some(metadata)) if !holding.any(|net| metadata.contains(net)) => Err(Forbidden::Metadata),
+        (true, _) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::parse_ip;
+
+    fn verdict(ranges: &[IpNet], text: &str) -> Result<(), Forbidden> {
+        check(ranges, Address::from(parse_ip(text).unwrap()))
+    }
+
+    #[test]
+    fn metadata_addresses_are_nobodys_unless_listed_themselves() {
+        let usual = default_ranges();
+        for free in ["169.254.20.10", "169.254.0.90", "fd00:bee::1"] {
+            assert_eq!(verdict(&usual, free), Ok(()), "{free}");
+        }
+        for metadata in ["169.254.169.254", "169.254.170.2"] {
+            assert_eq!(verdict(&usual, metadata), Err(Forbidden::Metadata));
+        }
+        for outside in ["168.63.129.16", "fd00:ec2::254", "10.0.0.1", "fd00:beef::1", "fd00:bee:1::1"] {
+            assert_eq!(verdict(&usual, outside), Err(Forbidden::Outside));
+        }
+        let all = parse(&["0.0.0.0/0", "::/0"]);
+        for metadata in ["168.63.129.16", "fd00:ec2::254", "169.254.169.254"] {
+            assert_eq!(verdict(&all, metadata), Err(Forbidden::Metadata), "{metadata} in all there is");
+        }
+        let listed = parse(&["169.254.0.0/16", "169.254.169.254/32"]);
+        assert_eq!(verdict(&listed, "169.254.169.254"), Ok(()));
+        assert_eq!(verdict(&listed, "169.254.169.253"), Err(Forbidden::Metadata));
+    }
+
+    #[test]
+    fn what_no_host_can_have_is_never_allowed() {
+        let all = parse(&["0.0.0.0/0", "::/0"]);
+        for special in ["0.0.0.0", "::", "127.0.0.1", "::1", "224.0.0.1", "ff02::1"] {
+            assert_eq!(verdict(&all, special), Err(Forbidden::Special), "{special}");
+        }
+    }
+}

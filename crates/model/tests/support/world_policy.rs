@@ -1,0 +1,209 @@
+//! Policies of the random world, the pods that they select, and what a controller would have published for them. Mostly
+//! right, sometimes not: what is wrong must be refused, and serve nobody.
+
+use super::{CLUSTER_V4, NODES, OWN_NODE, PAIRS, PODS_V4, PODS_V6, PORTS, SERVICES, TARGETS, World, address};
+use beeline_model::fact::*;
+use beeline_model::name::LOCAL_CLUSTER;
+use beeline_model::policy::{self, *};
+use beeline_model::selector::{Demand, Labels, Requirement, Selector};
+use beeline_model::{Address, Family, Name, Protocol};
+
+/// Two that are free, one of the clouds', and some that are a Service's, a node's or a pod's now and then.
+pub const VIRTUAL: [&str; 8] = [
+    "169.254.20.10",
+    "169.254.20.10",
+    "fd00:bee::1",
+    "169.254.169.254",
+    "192.0.2.1",
+    "172.18.0.3",
+    "10.244.1.5",
+    CLUSTER_V4[2],
+];
+/// What `--virtual-ranges` may list beside the usual.
+pub const MORE_RANGES: [&str; 4] = ["192.0.2.0/24", "172.18.0.0/16", "10.244.0.0/16", "10.96.0.0/16"];
+const NAMESPACES: [&str; 2] = ["a", "b"];
+const POLICIES: [&str; 2] = ["p", "q"];
+const PODS: [&str; 3] = ["x", "y", "z"];
+const UIDS: [&str; 2] = ["1", "2"];
+const APPS: [&str; 2] = ["cache", "api"];
+const SLICES: [&str; 5] = ["t0", "t1", "t2", "t3", "t4"];
+const ENTRIES: [&str; 3] = ["100.64.0.2", "100.64.0.3", "fd00:64::2"];
+/// The kernel knows pods by these.
+pub const CGROUPS: [(&str, u64); 4] = [("a-x-1", 1001), ("a-y-1", 1002), ("a-x-2", 1003), ("b-x-1", 1004)];
+
+impl World {
+    pub(super) fn policy_fact(&mut self) -> Fact {
+        match self.rng.u8(..12) {
+            0..5 => Fact::Policy(self.a_policy()),
+            5 => Fact::PolicyGone(self.policy_name()),
+            6..8 => Fact::Pod(self.pod()),
+            8 => Fact::PodGone(self.pod_name()),
+            9..11 => Fact::PolicySlice(self.policy_slice()),
+            _ => Fact::PolicySliceGone(self.policy_slice_name()),
+        }
+    }
+
+    pub(super) fn entry(&mut self) -> Box<[Address]> {
+        self.some(&ENTRIES, 2).into()
+    }
+
+    pub(super) fn labels(&mut self) -> Labels {
+        Labels::from([("app".into(), self.pick(&APPS).into())])
+    }
+
+    fn selector(&mut self) -> Selector {
+        let demand = match self.rng.u8(..5) {
+            0 => return Selector::default(),
+            1 => Demand::NotIn([self.pick(&APPS).into()].into()),
+            _ => Demand::In([self.pick(&APPS).into()].into()),
+        };
+        Selector([Requirement { key: "app".into(), demand }].into())
+    }
+
+    fn policy_name(&mut self) -> PolicyName {
+        let kind = self.pick(&PolicyKind::BOTH);
+        let (namespace, name) = (self.pick(&NAMESPACES).into(), self.pick(&POLICIES).into());
+        PolicyName { kind, cluster: LOCAL_CLUSTER.into(), namespace, name }
+    }
+
+    fn a_policy(&mut self) -> policy::Policy {
+        let name = self.policy_name();
+        let (matcher, ports) = self.matcher(&name.namespace);
+        policy::Policy {
+            uid: self.pick(&UIDS).into(),
+            created: self.rng.i64(0..3),
+            generation: 1,
+            matcher,
+            target: self.target(name.kind, ports),
+            nodes: self.one_in(5).then(|| self.selector()),
+            out_cluster: true,
+            limit: self.one_in(4).then_some(Limit { connects_per_second: 1, burst: 1 }),
+            name,
+        }
+    }
+
+    /// With backend ports that fit, most of the time.
+    fn matcher(&mut self, namespace: &Name) -> (Matcher, Vec<BackendPort>) {
+        let services: Vec<&str> =
+            SERVICES.iter().filter(|(of, _)| *of == &**namespace).map(|(_, name)| *name).collect();
+        let service: Name = self.pick(&services).into();
+        let owner = beeline_model::OwnerName::local(namespace, &service);
+        let real = self.facts.services.get(&owner).map(|service| service.ports.clone()).unwrap_or_default();
+        let dialled: Vec<DialledPort> = real.iter().map(dialled_of).collect();
+        match self.rng.u8(..8) {
+            0..3 => {
+                let ports = self.dialled_ports();
+                let backend = self.backend_ports(&ports);
+                (Matcher::Address { address: address(self.pick(&VIRTUAL)), ports: ports.into() }, backend)
+            }
+            3..5 => (Matcher::Service { name: service, ports: None }, self.backend_ports(&dialled)),
+            5 => {
+                let ports = self.dialled_ports();
+                let backend = self.backend_ports(&ports);
+                (Matcher::Service { name: service, ports: Some(ports.into()) }, backend)
+            }
+            _ => {
+                let backend = self.backend_ports(&dialled);
+                (Matcher::Service { name: service, ports: Some(dialled.into()) }, backend)
+            }
+        }
+    }
+
+    fn dialled_ports(&mut self) -> Vec<DialledPort> {
+        let (name, protocol) = self.pick(&PAIRS[..5]);
+        let first = DialledPort { name: name.into(), port: self.pick(&PORTS), protocol };
+        if first.name.is_empty() || self.one_in(2) {
+            return vec![first];
+        }
+        let port = if first.port == 80 { 53 } else { 80 };
+        vec![DialledPort { name: "second".into(), port, ..first.clone() }, first]
+    }
+
+    fn backend_ports(&mut self, dialled: &[DialledPort]) -> Vec<BackendPort> {
+        let mut ports: Vec<BackendPort> = Vec::new();
+        for port in dialled.iter().filter(|port| port.protocol != Protocol::Sctp) {
+            let choice = match self.rng.u8(..4) {
+                0 => PortChoice::Name(self.pick(&["http", "dns"]).into()),
+                _ => PortChoice::Number(self.pick(&TARGETS)),
+            };
+            let name = if dialled.len() == 1 && self.one_in(2) { "".into() } else { port.name.clone() };
+            let protocol = if self.one_in(20) { Protocol::Tcp } else { port.protocol };
+            if !self.one_in(12) {
+                ports.push(BackendPort { name, port: choice, protocol });
+            }
+        }
+        ports
+    }
+
+    fn target(&mut self, kind: PolicyKind, ports: Vec<BackendPort>) -> Target {
+        let selector = self.selector();
+        if kind == PolicyKind::LocalRedirect {
+            return Target::LocalPods { selector, ports: ports.into() };
+        }
+        if self.one_in(3) {
+            let mut addresses = self.some(&PODS_V4, 2);
+            addresses.extend(self.some(&PODS_V6, 1));
+            return Target::Addresses { addresses: addresses.into(), ports: ports.into() };
+        }
+        let mode = self.pick(&[RedirectMode::PodEndpoint, RedirectMode::HostPort, RedirectMode::NodeProxy]);
+        Target::Pods { selector, namespaces: None, mode, ports: ports.into() }
+    }
+
+    fn pod_name(&mut self) -> PodName {
+        let (namespace, name) = (self.pick(&NAMESPACES).into(), self.pick(&PODS).into());
+        PodName { cluster: LOCAL_CLUSTER.into(), namespace, name }
+    }
+
+    fn pod(&mut self) -> Pod {
+        let name = self.pod_name();
+        let uid = format!("{}-{}-{}", name.namespace, name.name, self.pick(&UIDS));
+        let mut addresses = self.some(&PODS_V4, 1);
+        addresses.extend(self.some(&PODS_V6, 1));
+        let ports = |world: &mut World| -> Vec<ContainerPort> {
+            let mut ports = Vec::new();
+            for (name, protocol) in [("http", Protocol::Tcp), ("dns", Protocol::Udp), ("dns", Protocol::Tcp)] {
+                if !world.one_in(4) {
+                    let port = world.pick(&TARGETS);
+                    ports.push(ContainerPort { name: name.into(), protocol, port, host_port: 0 });
+                }
+            }
+            ports
+        };
+        Pod {
+            uid: if self.one_in(3) { "".into() } else { uid.into() },
+            node: Some(if self.one_in(6) { self.pick(&NODES).into() } else { OWN_NODE.into() }),
+            addresses: addresses.into(),
+            containers: [].into(),
+            untouched: false,
+            labels: self.labels(),
+            ready: !self.one_in(4),
+            ports: ports(self).into(),
+            name,
+        }
+    }
+
+    fn policy_slice_name(&mut self) -> SliceName {
+        SliceName { cluster: LOCAL_CLUSTER.into(), namespace: "a".into(), name: self.pick(&SLICES).into() }
+    }
+
+    fn policy_slice(&mut self) -> PolicySlice {
+        let family = if self.one_in(3) { Family::V6 } else { Family::V4 };
+        let count = self.rng.usize(0..4);
+        let mut ports = self.slice_ports();
+        if self.one_in(2) {
+            ports.push(SlicePort { name: "second".into(), protocol: Protocol::Tcp, port: 8082 });
+        }
+        PolicySlice {
+            name: self.policy_slice_name(),
+            policy: PolicyName { kind: PolicyKind::Balancing, ..self.policy_name() },
+            uid: self.pick(&UIDS).into(),
+            family,
+            ports: ports.into(),
+            endpoints: (0..count).map(|_| self.endpoint(family, count)).collect(),
+        }
+    }
+}
+
+fn dialled_of(port: &ServicePort) -> DialledPort {
+    DialledPort { name: port.name.clone(), port: port.port, protocol: port.protocol }
+}
