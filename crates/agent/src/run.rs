@@ -8,7 +8,7 @@ use crate::settings::{Origin, Settings};
 use crate::state::State;
 use crate::{http, interface, socket};
 use anyhow::Context;
-use beeline_cluster::Folder;
+use beeline_cluster::{Folder, Reports};
 use beeline_datapath::event::Events;
 use beeline_datapath::pin::PinDir;
 use beeline_model::event::Event;
@@ -34,7 +34,11 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     let healthz = bind(settings.health, "--health-address").await?;
     let probes = Arc::new(Probes::default());
     let identities = Arc::new(Identities::new(&settings.cgroup));
-    let state = State::open(settings.clone(), probes.clone(), identities.clone())?;
+    let mut state = State::open(settings.clone(), probes.clone(), identities.clone())?;
+    if let (Origin::Server(server), Some(period)) = (&mut settings.origin, settings.report) {
+        let (reports, what) = watch::channel(None);
+        (state.reports, server.reports) = (Some(reports), Some(Reports { what, period }));
+    }
     let listener = socket::bind(&settings.socket)?;
     let events = state.program.events()?;
     tracing::info!(

@@ -208,6 +208,8 @@ impl Index {
                     outcome.mirrored.insert(name.clone());
                 }
                 Identity::Slice(_) | Identity::Node(_) | Identity::Pod(_) => {}
+                // Nobody publishes into a folder.
+                Identity::PolicySlice(_) | Identity::NodeSlice(_) => {}
                 Identity::Namespace(_) | Identity::Policy(_) => {}
             }
         }

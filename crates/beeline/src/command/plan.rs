@@ -13,6 +13,7 @@ use beeline_model::fact::Refusal;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::op::Memory;
 use beeline_model::planner::Planner;
+use beeline_model::publish::{Publisher, Unknown};
 use beeline_model::row::{Rows, Sizes, WhenEmpty};
 use beeline_model::rules::EmptyLocal;
 use beeline_model::table::Tables;
@@ -53,9 +54,13 @@ fn compute(options: &Options) -> anyhow::Result<(Vec<Frontend>, Vec<Refusal>)> {
     let rules = options.rules()?;
     let empty_local = rules.empty_local;
     let mut planner = Planner::new(rules);
+    // In a folder nobody publishes: as an agent without a controller does it.
+    let mut publisher = Publisher::new(Unknown::Plain);
     for fact in snapshot.into_facts() {
+        publisher.apply(&fact);
         planner.apply(fact);
     }
+    publisher.take().into_iter().for_each(|fact| _ = planner.apply(fact));
     let delta = planner.take_all();
     refusals.extend(planner.refusals());
     let sizes = Sizes::for_services(2_000_000);
