@@ -29,7 +29,9 @@ pub enum Command {
     )]
     Agent(Box<Options>),
     /// Once for a cluster (two replicas): admit policies, publish their backends and the nodes' addresses, keep their status
-    #[command(after_help = "Example:\n  beeline controller --kubeconfig ~/.kube/config --webhook-name controller.example.com")]
+    #[command(
+        after_help = "Example:\n  beeline controller --kubeconfig ~/.kube/config --webhook-name controller.example.com"
+    )]
     Controller(Box<crate::command::controller::ControllerOptions>),
     /// What the agent does and what the kernel holds
     Status(View),

@@ -22,7 +22,8 @@ mod tree;
 mod watch;
 
 pub use api::{
-    Access, AccessError, Nodes, PATIENCE, Pods, REPORT, Reports, Role, STARTUP_TAINT, Server, connect, read_report, report_name,
+    Access, AccessError, Nodes, PATIENCE, Pods, REPORT, Reports, Role, STARTUP_TAINT, Server, connect, read_report,
+    report_name,
 };
 pub use check::check;
 pub use convert::published::{

@@ -99,11 +99,7 @@ impl Admission {
     }
 }
 
-fn read(
-    kind: PolicyKind,
-    object: &DynamicObject,
-    request: &AdmissionRequest<DynamicObject>,
-) -> Result<Policy, String> {
+fn read(kind: PolicyKind, object: &DynamicObject, request: &AdmissionRequest<DynamicObject>) -> Result<Policy, String> {
     let meta = ObjectMeta {
         name: object.metadata.name.clone().or_else(|| Some(request.name.clone())).filter(|name| !name.is_empty()),
         namespace: object.metadata.namespace.clone().or_else(|| request.namespace.clone()),

@@ -85,12 +85,9 @@ impl Census {
         std::mem::take(&mut self.changed)
     }
 
-    pub fn len(&self) -> usize {
+    /// How many nodes there are.
+    pub fn size(&self) -> usize {
         self.nodes.values().filter(|member| member.labels.is_some()).count()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     pub fn count(&self, policy: &Policy) -> Count {

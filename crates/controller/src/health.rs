@@ -65,10 +65,8 @@ async fn metrics(State(health): State<Health>) -> Response {
     gauge("beeline_controller_unwritten_slices", "EndpointSlices that wait to be written", counts.unwritten_slices);
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &registry) {
-        Ok(()) => {
-            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-                .into_response()
-        }
+        Ok(()) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+            .into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

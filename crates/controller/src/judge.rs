@@ -43,12 +43,16 @@ impl World {
         let older = |rival: &&Rival| rival.policy.name.kind == policy.name.kind && goes_before(rival.policy, policy);
         if let Some(rival) = rivals.iter().find(older) {
             let what = rival.describe(policy);
-            return Err(Finding::new("Conflict", format!("{}, which is older, is for {what}", title(&rival.policy.name))));
+            return Err(Finding::new(
+                "Conflict",
+                format!("{}, which is older, is for {what}", title(&rival.policy.name)),
+            ));
         }
         let above = rivals.iter().find(|rival| rival.policy.name.kind < policy.name.kind);
         Ok(above.map(|rival| {
             let what = rival.describe(policy);
-            let message = format!("{} goes before it for {what}; it serves what falls through", title(&rival.policy.name));
+            let message =
+                format!("{} goes before it for {what}; it serves what falls through", title(&rival.policy.name));
             Finding::new("Overruled", message)
         }))
     }
@@ -56,9 +60,7 @@ impl World {
     /// Whether a policy may come to be. A Service that does not exist yet is no hindrance.
     pub fn admit(&self, policy: &Policy) -> Result<(), Finding> {
         self.check_address(policy)?;
-        let in_the_way = |rival: &&Rival| {
-            self.overlap == Overlap::Refuse || rival.policy.name.kind == policy.name.kind
-        };
+        let in_the_way = |rival: &&Rival| self.overlap == Overlap::Refuse || rival.policy.name.kind == policy.name.kind;
         match self.rivals(policy).iter().find(in_the_way) {
             None => Ok(()),
             Some(rival) => {
@@ -75,8 +77,10 @@ impl World {
             Matcher::Service { name, ports } => {
                 let Spot::Service(owner) = Spot::of(policy) else { return Ok(()) };
                 let service = self.services.get(&owner).ok_or_else(|| {
-                    let message =
-                        format!("there is no Service {name} with a ClusterIP in the namespace {}", policy.name.namespace);
+                    let message = format!(
+                        "there is no Service {name} with a ClusterIP in the namespace {}",
+                        policy.name.namespace
+                    );
                     Finding::new("ServiceNotFound", message)
                 })?;
                 check_ports(service, ports.as_deref().unwrap_or_default())

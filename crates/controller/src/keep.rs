@@ -76,7 +76,10 @@ impl Keep {
         if !chain.is_empty() && chain != self.chain {
             self.shown.set(&chain, &key).with_context(|| self.secret_name())?;
             self.chain = chain;
-            tracing::info!("shows a certificate that holds until {}", life(&secret, LIFE).map_or(0, |(_, until)| until));
+            tracing::info!(
+                "shows a certificate that holds until {}",
+                life(&secret, LIFE).map_or(0, |(_, until)| until)
+            );
         }
         Ok(())
     }
@@ -153,7 +156,9 @@ impl Keep {
         let found = found.with_context(|| format!("ValidatingWebhookConfiguration {name}"))?;
         let Some(mut configuration) = found else {
             if !std::mem::replace(&mut self.missing, true) {
-                tracing::warn!("there is no ValidatingWebhookConfiguration {name}: policies are admitted without us; apply the chart, or give --webhook-configuration");
+                tracing::warn!(
+                    "there is no ValidatingWebhookConfiguration {name}: policies are admitted without us; apply the chart, or give --webhook-configuration"
+                );
             }
             return Ok(false);
         };

@@ -5,13 +5,13 @@ use crate::health::{self, Health};
 use crate::keep::Keep;
 use crate::lease::Election;
 use crate::publish::{Publish, list_nodes};
+use crate::report;
 use crate::settings::Settings;
 use crate::status::Writer;
 use crate::webhook::{self, Shown};
 use crate::world::{CLUSTER, World};
-use crate::report;
 use anyhow::Context;
-use beeline_cluster::{Claim, Nodes, PATIENCE, Pods, Role, Server, connect};
+use beeline_cluster::{Batch, Claim, Nodes, PATIENCE, Pods, Role, Server, connect};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -95,7 +95,7 @@ async fn follow(
         controller_namespace: settings.namespace,
         reports: None,
     };
-    let (batches, mut heard) = mpsc::channel(16);
+    let (batches, mut heard) = mpsc::channel::<Batch>(16);
     let (_programmed, never) = watch::channel(false);
     let take = async {
         while let Some(batch) = heard.recv().await {

@@ -251,7 +251,7 @@ impl Writer {
 
     async fn round(&mut self, leader: &watch::Receiver<bool>) {
         self.sort();
-        self.budget.refill(self.with(|world| world.census.len()));
+        self.budget.refill(self.with(|world| world.census.size()));
         while *leader.borrow() && (!self.urgent.is_empty() || !self.later.is_empty()) && self.budget.take() {
             let Some(name) = self.urgent.pop_first().or_else(|| self.later.pop_first()) else { return };
             if let Err(error) = self.write(&name).await {

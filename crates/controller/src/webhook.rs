@@ -81,10 +81,15 @@ pub async fn serve(
                 }
             },
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = told(&mut stop) => break,
         }
     }
     std::future::pending().await
+}
+
+/// The guard that comes with the answer must not live on.
+async fn told(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 async fn connection(acceptor: TlsAcceptor, stream: TcpStream, app: Router) {

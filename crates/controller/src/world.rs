@@ -280,7 +280,7 @@ impl World {
         Counts {
             policies: self.policies.len(),
             slices: self.wanted.len(),
-            nodes: self.census.len(),
+            nodes: self.census.size(),
             unwritten_slices: self.slices_dirty.len() + self.nodes_dirty.len(),
         }
     }

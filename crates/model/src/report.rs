@@ -117,8 +117,7 @@ impl Tally {
     }
 
     pub fn report(&self, failing: Vec<Failing>) -> Report {
-        let mut report =
-            Report { local_redirect: self.local_redirect, balancing: self.balancing, ..Report::default() };
+        let mut report = Report { local_redirect: self.local_redirect, balancing: self.balancing, ..Report::default() };
         report.set_failing(failing);
         report
     }
@@ -128,9 +127,8 @@ impl Tally {
 /// it is summed up.
 fn fingerprint(uid: &str, generation: i64) -> u64 {
     let bytes = uid.bytes().chain([0]).chain(generation.to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = bytes
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     hash ^ (hash >> 33)

@@ -245,7 +245,8 @@ fn random_namespace(rng: &mut fastrand::Rng) -> Fact {
 fn says_what_the_naive_one_says() {
     for seed in 0..300 {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let (mut world, mut publisher, mut reader) = (World::default(), Publisher::new(Unknown::Waits), Reader::default());
+        let (mut world, mut publisher, mut reader) =
+            (World::default(), Publisher::new(Unknown::Waits), Reader::default());
         for step in 0..120 {
             let fact = match rng.u8(..10) {
                 0 | 1 => random_policy(&mut rng),
@@ -270,7 +271,8 @@ fn one_pods_change_rewrites_one_slice() {
     let (mut publisher, mut reader) = (Publisher::new(Unknown::Plain), Reader::default());
     let target = pods_of(&[("app", "web")], None, RedirectMode::PodEndpoint, PortChoice::Name("web".into()));
     publisher.apply(&Fact::Policy(policy(policy_name(PolicyKind::Balancing, "shop", "api"), "u1", target)));
-    let many = |n: u32| pod("shop", &format!("pod-{n}"), &format!("10.0.{}.{}", n / 200, n % 200 + 1), &[("app", "web")]);
+    let many =
+        |n: u32| pod("shop", &format!("pod-{n}"), &format!("10.0.{}.{}", n / 200, n % 200 + 1), &[("app", "web")]);
     (0..1000).for_each(|n| publisher.apply(&Fact::Pod(many(n))));
     assert_eq!((reader.take(&mut publisher), reader.slices.len()), (10, 10));
     for n in [0, 1, 500, 999] {
@@ -343,7 +345,8 @@ fn a_pod_without_the_port_is_left_out_with_a_reason() {
 fn a_local_redirects_pods_are_counted_and_not_published() {
     let mut publisher = Publisher::new(Unknown::Plain);
     let name = policy_name(PolicyKind::LocalRedirect, "shop", "cache");
-    let target = Target::LocalPods { selector: selector(&[("app", "web")]), ports: [port(PortChoice::Number(53))].into() };
+    let target =
+        Target::LocalPods { selector: selector(&[("app", "web")]), ports: [port(PortChoice::Number(53))].into() };
     publisher.apply(&Fact::Policy(policy(name.clone(), "u1", target)));
     publisher.apply(&Fact::Pod(pod("shop", "a", "10.0.0.1", &[("app", "web")])));
     publisher.apply(&Fact::Pod(pod("lab", "b", "10.0.0.2", &[("app", "web")])));

@@ -80,9 +80,8 @@ impl ControllerOptions {
     }
 
     fn settings(&self) -> anyhow::Result<Settings> {
-        let parse = |text: &String| {
-            text.parse().map_err(|_| anyhow!("--virtual-ranges {text}: CIDRs such as 169.254.0.0/16"))
-        };
+        let parse =
+            |text: &String| text.parse().map_err(|_| anyhow!("--virtual-ranges {text}: CIDRs such as 169.254.0.0/16"));
         let ranges = self.virtual_ranges.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
         let name = || vec![format!("beeline-controller.{}.svc", self.namespace)];
         let lease_duration = duration("--lease-duration", &self.lease_duration)?;
