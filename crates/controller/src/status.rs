@@ -19,7 +19,8 @@ use tokio::sync::watch;
 /// Events a second that statuses may cause at all agents together.
 const EVENTS: f64 = 20_000.0;
 const TICK: Duration = Duration::from_millis(250);
-/// Reports of nodes come one by one; what follows from them is counted this often.
+/// Reports of nodes come one by one; what follows from them is counted this often, and in large clusters every ten
+/// seconds.
 const COUNT: Duration = Duration::from_secs(2);
 const PAGE: u32 = 500;
 
@@ -264,7 +265,8 @@ impl Writer {
 
     /// What may have changed: at once if a verdict did, else in its turn.
     fn sort(&mut self) {
-        let count = self.counted.elapsed() >= COUNT;
+        let size = self.with(|world| world.census.size());
+        let count = self.counted.elapsed() >= COUNT.mul_f64((size as f64 / 200.0).clamp(1.0, 5.0));
         let found: Vec<(PolicyName, Option<PolicyStatus>, Box<str>)> = {
             let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
             if !world.synced {
