@@ -86,11 +86,15 @@ impl Publish {
             return self.with(|world| world.retry_slice(name));
         }
         let written = match &slice {
-            Some(slice) => self.apply(&slice.name.namespace, &policy_slice_object(slice)).await,
+            Some(slice) => self.apply(&slice.name.namespace, &policy_slice_object(slice)).await.map(|()| true),
             None => self.delete(&name).await,
         };
         match written {
-            Ok(()) => self.with(|world| world.wrote_slice(name, slice)),
+            Ok(false) => {
+                tokio::time::sleep(PAUSE).await;
+                self.with(|world| world.retry_slice(name));
+            }
+            Ok(true) => self.with(|world| world.wrote_slice(name, slice)),
             Err(error) if is_ending(&error) => tracing::debug!("{name:?} is in a namespace that ends: {error}"),
             Err(error) => {
                 tracing::warn!("EndpointSlice {}/{} cannot be written: {error}", name.namespace, name.name);
@@ -107,23 +111,28 @@ impl Publish {
         api.patch(name, &params, &Patch::Apply(object)).await.map(drop)
     }
 
-    /// What backends of a living policy stand in goes only with our own word for it (`wanted` moved on); a policy that we do
-    /// not know is asked for first: to know too little must never empty anything.
-    async fn delete(&self, name: &SliceName) -> Result<(), kube::Error> {
+    /// A policy that we do not know is asked for first: to know too little must never empty anything. `Ok(false)`: it lives.
+    async fn delete(&self, name: &SliceName) -> Result<bool, kube::Error> {
         if let Some((policy, uid)) = self.with(|world| world.unknown_owner(name))
             && self.lives(&policy, &uid).await?
         {
-            return Ok(());
+            return Ok(false);
         }
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &name.namespace);
-        gone(api.delete(&name.name, &DeleteParams::default()).await.map(drop))
+        gone(api.delete(&name.name, &DeleteParams::default()).await.map(drop)).map(|()| true)
     }
 
     async fn lives(&self, policy: &PolicyName, uid: &str) -> Result<bool, kube::Error> {
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), &policy.namespace, &resource(PolicyKind::Balancing));
-        let found = api.get_opt(&policy.name).await?;
-        Ok(found.is_some_and(|found| found.metadata.uid.as_deref() == Some(uid)))
+        match api.get(&policy.name).await {
+            Ok(found) => Ok(found.metadata.uid.as_deref() == Some(uid)),
+            // A server that does not serve the kind (yet) says 404 as well, and names nothing.
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                Ok(status.details.as_ref().is_none_or(|details| details.name != *policy.name))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn publish_nodes(&mut self) -> Result<(), kube::Error> {

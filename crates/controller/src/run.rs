@@ -39,7 +39,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tasks.spawn(Publish::new(client.clone(), &settings.namespace, world.clone()).run(leader.clone(), changed));
     tasks.spawn(Writer::new(client.clone(), world.clone()).run(leader.clone()));
     let admission = Admission::new(client, world.clone());
-    tasks.spawn(webhook::serve(hooks, shown.clone(), admission, drained(stopping.clone(), settings.drain)));
+    tasks.spawn(webhook::serve(hooks, shown.clone(), admission, stopping.clone(), settings.drain));
     if let Some(listener) = health {
         tasks.spawn(health::serve(listener, Health { world, shown, leader, stop: stopping }));
     }
@@ -61,17 +61,6 @@ async fn stop_signal() -> anyhow::Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! { _ = term.recv() => {} _ = int.recv() => {} }
     Ok(())
-}
-
-/// The same, so much later.
-fn drained(mut stop: watch::Receiver<bool>, after: Duration) -> watch::Receiver<bool> {
-    let (later, receiver) = watch::channel(false);
-    tokio::spawn(async move {
-        let _ = stop.wait_for(|stop| *stop).await;
-        tokio::time::sleep(after).await;
-        later.send_replace(true);
-    });
-    receiver
 }
 
 /// All that the API server says of the whole cluster, into the world.
@@ -106,7 +95,7 @@ async fn follow(
                     None => tracing::info!("the cluster can be read"),
                 }
             }
-            world.take(batch.facts, batch.synced && batch.error.is_none());
+            world.take(batch.facts, batch.synced, batch.synced && batch.error.is_none());
             world.error = batch.error;
             changed.notify_one();
         }

@@ -52,12 +52,13 @@ impl ResolvesServerCert for Shown {
     }
 }
 
-/// Until `stop`; then what is under way is answered, and nothing new is taken.
+/// Until some time after `stop`; then what is under way is answered, and nothing new is taken.
 pub async fn serve(
     listener: TcpListener,
     shown: Arc<Shown>,
     admission: Admission,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
+    drain: Duration,
 ) -> anyhow::Result<()> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
@@ -70,6 +71,7 @@ pub async fn serve(
         .layer(DefaultBodyLimit::max(BODY))
         .with_state(admission);
     let mut connections = JoinSet::new();
+    let mut ended = std::pin::pin!(end(stop, drain));
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -81,15 +83,16 @@ pub async fn serve(
                 }
             },
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            () = told(&mut stop) => break,
+            () = &mut ended => break,
         }
     }
     std::future::pending().await
 }
 
-/// The guard that comes with the answer must not live on.
-async fn told(stop: &mut watch::Receiver<bool>) {
+/// So long after the signal requests may still be sent here.
+async fn end(mut stop: watch::Receiver<bool>, drain: Duration) {
     let _ = stop.wait_for(|stop| *stop).await;
+    tokio::time::sleep(drain).await;
 }
 
 async fn connection(acceptor: TlsAcceptor, stream: TcpStream, app: Router) {

@@ -32,6 +32,7 @@ impl Spot {
 pub struct World {
     pub(crate) virtual_ranges: Vec<IpNet>,
     pub(crate) overlap: Overlap,
+    settled: bool,
     /// Everything has been listed once.
     pub synced: bool,
     pub error: Option<String>,
@@ -59,6 +60,7 @@ impl World {
         World {
             virtual_ranges: settings.virtual_ranges.clone(),
             overlap: settings.overlap,
+            settled: false,
             synced: false,
             error: None,
             early: Vec::new(),
@@ -83,12 +85,13 @@ impl World {
         slices.iter().for_each(|slice| self.nodes.adopt(slice));
     }
 
-    /// `whole`: nothing is missing any more. Before that nothing follows: half of the pods, taken for all of them, would
-    /// empty what is published.
-    pub fn take(&mut self, facts: Vec<Fact>, whole: bool) {
+    /// `settled`: every kind has been listed, or cannot be. `whole`: all of them have; before that nothing may be written:
+    /// half of the pods, taken for all of them, would empty what is published.
+    pub fn take(&mut self, facts: Vec<Fact>, settled: bool, whole: bool) {
+        self.settled |= settled;
         self.synced |= whole;
         self.early.extend(facts);
-        if !self.synced {
+        if !self.settled {
             return;
         }
         let mut facts = std::mem::take(&mut self.early);
