@@ -111,7 +111,12 @@ check() {
     has '^ +- --metrics-address=\$\(BEELINE_HOST_IP\):10349$' --set serviceMonitor.enabled=true
     has '^ +- --metrics-address=127.0.0.1:10349$'
     has '^ +verbs: \[get, patch\]$' --set clearStartupTaint=true
-    lacks 'patch'
+    lacks 'verbs: \[get, patch\]'
+    has '^kind: ValidatingWebhookConfiguration$'
+    has '^ +- --virtual-ranges=169.254.0.0/17,fd00:bee::/48$' "${all[@]}"
+    has '^ +- --controller=none$' --set controller.enabled=false
+    lacks 'ValidatingWebhookConfiguration|kind: Deployment' --set controller.enabled=false
+    refused policyOverlap --set controller.policyOverlap=maybe
     lacks '- SYS_ADMIN|netns' --set enterNamespaces=false
     lacks 'privileged: true' "${all[@]}"
     has '^    helm.sh/resource-policy: keep$'

@@ -23,5 +23,5 @@ pub mod status;
 
 pub use run::run;
 pub use self_test::dial as self_test_dial;
-pub use settings::{Origin, Orphan, Settings};
+pub use settings::{Controller, Origin, Orphan, Settings};
 pub use socket::ask;

@@ -42,6 +42,7 @@ pub fn own(
         let now = Instant::now();
         if now >= next_tick {
             state.tick()?;
+            state.report();
             next_tick = now + TICK;
         }
         if now >= next_look && !state.settings.fixed_addresses {

@@ -8,7 +8,7 @@ use crate::settings::{Origin, Settings};
 use crate::state::State;
 use crate::{http, interface, socket};
 use anyhow::Context;
-use beeline_cluster::{Echo, Folder};
+use beeline_cluster::{Echo, Folder, Reports};
 use beeline_datapath::event::Events;
 use beeline_datapath::pin::PinDir;
 use beeline_model::event::Event;
@@ -38,7 +38,11 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     let probes = Arc::new(Probes::default());
     let identities = Arc::new(Identities::new(&settings.cgroup));
     let (told, refused) = mpsc::channel(REFUSALS);
-    let state = State::open(settings.clone(), probes.clone(), identities.clone(), told)?;
+    let mut state = State::open(settings.clone(), probes.clone(), identities.clone(), told)?;
+    if let (Origin::Server(server), Some(period)) = (&mut settings.origin, settings.report) {
+        let (reports, what) = watch::channel(None);
+        (state.reports, server.reports) = (Some(reports), Some(Reports { what, period }));
+    }
     let listener = socket::bind(&settings.socket)?;
     let dropped = state.dropped_events.clone();
     let events = state.program.events(dropped.clone())?;

@@ -16,6 +16,16 @@ pub enum Orphan {
     Passthrough(Duration),
 }
 
+/// Who works out which pods a BalancingPolicy chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Controller {
+    /// It publishes slices, which are read.
+    #[default]
+    Watch,
+    /// There is none: this agent, from all pods and namespaces.
+    None,
+}
+
 /// Where the facts come from.
 #[derive(Clone, Debug)]
 pub enum Origin {
@@ -47,4 +57,7 @@ pub struct Settings {
     pub self_test: bool,
     /// For the test that proves the grace period needed.
     pub skip_grace: bool,
+    pub controller: Controller,
+    /// How often at most this node reports what it has programmed; `None`: never.
+    pub report: Option<Duration>,
 }

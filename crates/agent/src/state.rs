@@ -5,7 +5,7 @@ use crate::identity::Identities;
 use crate::member::{Members, News};
 use crate::probe::{self, Probes};
 use crate::refused::{self, Refused};
-use crate::settings::{Origin, Orphan, Settings};
+use crate::settings::{Controller, Origin, Orphan, Settings};
 use crate::status::{Counts, KernelStatus, LastChange, Policies, Source, Status};
 use anyhow::Context;
 use beeline_cluster::Batch;
@@ -15,10 +15,12 @@ use beeline_datapath::program::{StartKind, shards};
 use beeline_datapath::reap::{Connected, Reaper};
 use beeline_datapath::{Kernel, Program};
 use beeline_model::diff::{Outcome, reconcile};
-use beeline_model::fact::Refusal;
+use beeline_model::fact::{Fact, Refusal};
 use beeline_model::op::{MapError, Maps};
 use beeline_model::plan::candidates;
 use beeline_model::planner::{Delta, Planner};
+use beeline_model::publish::{Publisher, Unknown};
+use beeline_model::report::{Failing, Report, Tally};
 use beeline_model::resolve::{Dial, Verdict, resolve};
 use beeline_model::row::{BackendId, OwnerId};
 use beeline_model::select::Candidate;
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
+use tokio::sync::watch;
 
 /// A service whose write failed is tried again after this long, doubled each time up to the second.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -90,6 +93,10 @@ pub struct State {
     /// Events that came out of the ring and were not delivered.
     pub dropped_events: Arc<AtomicU64>,
     pub changes: Changes,
+    /// Without a controller.
+    publisher: Option<Publisher>,
+    tally: Tally,
+    pub reports: Option<watch::Sender<Option<Report>>>,
 }
 
 impl State {
@@ -128,7 +135,14 @@ impl State {
             Origin::Server(server) => ("API server", server.access.to_string()),
         };
         let source = Source { kind, name, synced: false, error: None };
+        let unknown = match &settings.origin {
+            Origin::Folder { .. } => Unknown::Plain,
+            Origin::Server(_) => Unknown::Waits,
+        };
         Ok(State {
+            publisher: (settings.controller == Controller::None).then(|| Publisher::new(unknown)),
+            tally: Tally::default(),
+            reports: None,
             planner: Planner::new(settings.rules.clone()),
             count: program.count()?,
             reaper: reaper.ok(),
@@ -174,8 +188,12 @@ impl State {
         self.source_whole |= batch.whole;
         for fact in batch.facts {
             self.changes.count(&fact);
-            self.untouched_open |= self.identities.apply(&fact);
-            self.members.apply(&fact);
+            self.identify(&fact);
+            self.tally.apply(&fact);
+            self.publisher.iter_mut().for_each(|publisher| publisher.apply(&fact));
+            self.planner.apply(fact);
+        }
+        for fact in self.publisher.as_mut().map(Publisher::take).unwrap_or_default() {
             self.planner.apply(fact);
         }
         if !self.source.synced {
@@ -189,6 +207,35 @@ impl State {
         self.sync(started)?;
         self.changes.reached(&batch.triggers);
         Ok(())
+    }
+
+    /// Who dials is asked of pods of this node only; without a controller those of the others come by, too.
+    fn identify(&mut self, fact: &Fact) {
+        let gone = match fact {
+            Fact::Pod(pod) if pod.node.as_ref().is_some_and(|node| *node != self.settings.rules.node_name) => {
+                Some(Fact::PodGone(pod.name.clone()))
+            }
+            _ => None,
+        };
+        let fact = gone.as_ref().unwrap_or(fact);
+        self.untouched_open |= self.identities.apply(fact);
+        self.members.apply(fact);
+    }
+
+    /// What the controller is to know of this node; says nothing if nothing changed.
+    pub fn report(&self) {
+        let Some(reports) = self.reports.as_ref().filter(|_| self.source.synced) else { return };
+        let refused = self.table_refusals.iter().filter(|(name, _)| name.policy_kind().is_some());
+        let failing = refused.map(|(name, refusal)| Failing {
+            policy: format!("{}", name.policy().map_or_else(|| name.to_string(), |policy| policy.to_string())),
+            reason: refusal.reason.into(),
+        });
+        let now = Some(self.tally.report(failing.collect()));
+        reports.send_if_modified(|told| {
+            let differs = *told != now;
+            told.clone_from(&now);
+            differs
+        });
     }
 
     /// Said when it begins, when it becomes another and when it ends, not with every try.

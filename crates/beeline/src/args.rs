@@ -28,6 +28,11 @@ pub enum Command {
                             Every option can stand in a file: beeline agent --config beeline.yaml (the option's name without the dashes)."
     )]
     Agent(Box<Options>),
+    /// Once for a cluster (two replicas): admit policies, publish their backends and the nodes' addresses, keep their status
+    #[command(
+        after_help = "Example:\n  beeline controller --kubeconfig ~/.kube/config --webhook-name controller.example.com"
+    )]
+    Controller(Box<crate::command::controller::ControllerOptions>),
     /// What the agent does and what the kernel holds
     Status(View),
     /// Every frontend: what is dialled, and what it becomes

@@ -1,8 +1,8 @@
 //! The agent's options, from the command line and a file (the file has the same names), and what they mean together.
 
 use anyhow::{Context, anyhow, bail};
-use beeline_agent::{Origin, Orphan, Settings};
-use beeline_cluster::{Access, Claim, Nodes, Pods, Server};
+use beeline_agent::{Controller, Origin, Orphan, Settings};
+use beeline_cluster::{Access, Claim, Nodes, Pods, Role, Server};
 use beeline_datapath::cgroup;
 use beeline_model::Address;
 use beeline_model::address::parse_ip;
@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub const PIN_DIR: &str = "/sys/fs/bpf/beeline";
+pub const CONTROLLER_NAMESPACE: &str = "kube-system";
 pub const SOCKET: &str = "/run/beeline/agent.sock";
 const MAX_SERVICES: u32 = 16_384;
 /// A year, in milliseconds.
@@ -40,9 +41,19 @@ pub struct Options {
     /// Follow this API server with the pod's own account (may be repeated: tried in turn)
     #[arg(long, value_name = "URL")]
     pub api_server: Vec<String>,
-    /// Which Node objects are read: own, or watch for all of them [default: own]
-    #[arg(long, value_name = "own|watch")]
+    /// Other nodes' addresses: as the controller publishes them, watch for every Node object, own for none [default: controller]
+    #[arg(long, value_name = "controller|watch|own")]
     pub nodes: Option<String>,
+    /// Who works out the pods of BalancingPolicies: watch what a controller publishes, or none: this agent from all pods
+    /// of the cluster [default: watch; none with --manifests]
+    #[arg(long, value_name = "watch|none")]
+    pub controller: Option<String>,
+    /// Namespace of the controller: node slices are read, and reports written, there only [default: kube-system]
+    #[arg(long, value_name = "NAME")]
+    pub controller_namespace: Option<String>,
+    /// How often at most this node reports to the controller what it has programmed, or off [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    pub report: Option<String>,
     /// Take the taint beeline.dev/not-ready from this node once everything is programmed
     #[arg(long)]
     pub clear_startup_taint: bool,
@@ -148,6 +159,9 @@ impl Options {
             context: self.context.or(file.context),
             api_server: if self.api_server.is_empty() { file.api_server } else { self.api_server },
             nodes: self.nodes.or(file.nodes),
+            controller: self.controller.or(file.controller),
+            controller_namespace: self.controller_namespace.or(file.controller_namespace),
+            report: self.report.or(file.report),
             clear_startup_taint: self.clear_startup_taint || file.clear_startup_taint,
             node_name: self.node_name.or(file.node_name),
             cgroup: self.cgroup.or(file.cgroup),
@@ -191,22 +205,41 @@ impl Options {
             if self.clear_startup_taint || self.nodes.is_some() {
                 bail!("--nodes and --clear-startup-taint need an API server, not --manifests");
             }
+            if self.controller()? == Controller::Watch {
+                bail!("--controller watch needs an API server: in a folder nobody publishes, use --controller none");
+            }
             return Ok(Origin::Folder { path, claim });
         }
-        let nodes = choice("--nodes", self.nodes.as_deref(), &[("own", Nodes::Own), ("watch", Nodes::Watch)])?;
+        let words = [("controller", Nodes::Controller), ("watch", Nodes::Watch), ("own", Nodes::Own)];
+        let nodes = choice("--nodes", self.nodes.as_deref(), &words)?;
         Ok(Origin::Server(Box::new(Server {
             access: self.access()?,
             cluster: LOCAL_CLUSTER.into(),
             node: self.node_name.clone().unwrap_or_default(),
             nodes,
-            pods: Pods::default(),
+            pods: if self.controller()? == Controller::None { Pods::All } else { Pods::Own },
             claim,
             clear_taint: self.clear_startup_taint,
             patience: beeline_cluster::PATIENCE,
-            role: beeline_cluster::Role::Agent,
-            controller_namespace: "kube-system".into(),
+            role: Role::Agent,
+            controller_namespace: self.controller_namespace.clone().unwrap_or_else(|| CONTROLLER_NAMESPACE.into()),
             reports: None,
         })))
+    }
+
+    fn controller(&self) -> anyhow::Result<Controller> {
+        let words = [("watch", Controller::Watch), ("none", Controller::None)];
+        match &self.controller {
+            None if self.manifests.is_some() => Ok(Controller::None),
+            given => choice("--controller", given.as_deref(), &words),
+        }
+    }
+
+    fn report(&self) -> anyhow::Result<Option<Duration>> {
+        match self.report.as_deref().unwrap_or("30s") {
+            "off" => Ok(None),
+            time => duration("--report", time).map(Some),
+        }
     }
 
     fn access(&self) -> anyhow::Result<Access> {
@@ -291,12 +324,14 @@ impl Options {
             fixed_addresses: self.node_addresses.is_some(),
             self_test: choice("--self-test", self.self_test.as_deref(), &[("on", true), ("off", false)])?,
             skip_grace: self.unsafe_skip_grace,
+            controller: self.controller()?,
+            report: self.report()?,
         })
     }
 }
 
 /// One of a few words; the first is the default.
-fn choice<T: Copy>(option: &str, given: Option<&str>, words: &[(&str, T)]) -> anyhow::Result<T> {
+pub fn choice<T: Copy>(option: &str, given: Option<&str>, words: &[(&str, T)]) -> anyhow::Result<T> {
     let Some(given) = given else { return Ok(words[0].1) };
     let found = words.iter().find(|(word, _)| *word == given);
     let all: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
@@ -334,14 +369,14 @@ fn orphan(text: &str) -> anyhow::Result<Orphan> {
     }
 }
 
-fn address(option: &str, text: &str) -> anyhow::Result<Option<SocketAddr>> {
+pub fn address(option: &str, text: &str) -> anyhow::Result<Option<SocketAddr>> {
     match text {
         "off" => Ok(None),
         _ => text.parse().map(Some).map_err(|_| anyhow!("{option} {text}: ADDRESS:PORT, or off")),
     }
 }
 
-fn duration(option: &str, text: &str) -> anyhow::Result<Duration> {
+pub fn duration(option: &str, text: &str) -> anyhow::Result<Duration> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let factor = match unit {

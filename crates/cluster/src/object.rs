@@ -46,7 +46,9 @@ impl fmt::Display for Identity {
         match self {
             Identity::Service(name) => write!(f, "Service {}/{}", name.namespace(), name.name()),
             Identity::Endpoints(name) => write!(f, "Endpoints {}/{}", name.namespace(), name.name()),
-            Identity::Slice(name) | Identity::PolicySlice(name) | Identity::NodeSlice(name) => write!(f, "EndpointSlice {}/{}", name.namespace, name.name),
+            Identity::Slice(name) | Identity::PolicySlice(name) | Identity::NodeSlice(name) => {
+                write!(f, "EndpointSlice {}/{}", name.namespace, name.name)
+            }
             Identity::Node(name) => write!(f, "Node {name}"),
             Identity::Pod(name) => write!(f, "Pod {}/{}", name.namespace, name.name),
             Identity::Namespace(name) => write!(f, "Namespace {name}"),

@@ -2,3 +2,21 @@
 //! BalancingPolicies and the nodes' addresses published as EndpointSlices, and the status of every policy. Traffic never
 //! waits for it.
 #![forbid(unsafe_code)]
+
+mod admission;
+mod census;
+mod certificate;
+mod health;
+mod judge;
+mod keep;
+mod lease;
+mod publish;
+mod report;
+mod run;
+mod settings;
+mod status;
+mod webhook;
+mod world;
+
+pub use run::run;
+pub use settings::{Overlap, Settings};

@@ -38,6 +38,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 - --api-server={{ . }}
 {{- end }}
 - --nodes={{ $values.nodes }}
+- --controller={{ ternary "watch" "none" $values.controller.enabled }}
+- --controller-namespace={{ .Release.Namespace }}
+{{- if not $values.controller.enabled }}
+- --report=off
+{{- end }}
 {{- if $values.besideKubeProxy }}
 - --beside-kube-proxy
 {{- end }}
@@ -76,4 +81,19 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- range $values.extraArgs }}
 - {{ . | quote }}
 {{- end }}
+{{- end }}
+
+{{/* What both webhooks have in common. */}}
+{{- define "beeline.webhook" -}}
+rules:
+  - apiGroups: [beeline.dev]
+    apiVersions: [v1alpha1]
+    operations: [CREATE, UPDATE]
+    resources: [localredirectpolicies, balancingpolicies]
+    scope: Namespaced
+clientConfig:
+  service: {name: {{ .Release.Name }}-controller, namespace: {{ .Release.Namespace }}, path: /admit}
+admissionReviewVersions: [v1]
+sideEffects: None
+timeoutSeconds: 5
 {{- end }}

@@ -3,6 +3,7 @@
 mod agent;
 mod backends;
 mod cleanup;
+pub mod controller;
 mod crds;
 mod doctor;
 mod dump;
@@ -34,6 +35,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     beeline_datapath::program::quiet_libbpf();
     match args.command {
         Command::Agent(options) => agent::run(*options),
+        Command::Controller(options) => controller::run(*options),
         Command::Status(view) => status::run(&view),
         Command::Services(view) => services::run(&view),
         Command::Backends(view) => backends::run(&view),

@@ -69,12 +69,13 @@ fn compute(options: &Options) -> anyhow::Result<Planned> {
     let mut refusals = snapshot.refusals.clone();
     let empty_local = rules.empty_local;
     let mut planner = Planner::new(rules);
-    // Nobody publishes for a folder.
+    // In a folder nobody publishes: as an agent without a controller does it.
     let mut publisher = Publisher::new(Unknown::Plain);
-    snapshot.clone().into_facts().iter().for_each(|fact| publisher.apply(fact));
-    let published = publisher.take();
-    snapshot.into_facts().into_iter().for_each(|fact| _ = planner.apply(fact));
-    published.into_iter().for_each(|fact| _ = planner.apply(fact));
+    for fact in snapshot.into_facts() {
+        publisher.apply(&fact);
+        planner.apply(fact);
+    }
+    publisher.take().into_iter().for_each(|fact| _ = planner.apply(fact));
     let delta = planner.take_all();
     refusals.extend(planner.refusals());
     let sizes = Sizes::for_services(2_000_000);

@@ -1,7 +1,7 @@
 //! etcd and kube-apiserver in a namespace of their own, and the objects that tests put into them.
 
 use crate::listener::Listener;
-use beeline_cluster::{Access, Claim, Nodes, Pods, Server};
+use beeline_cluster::{Access, Claim, Nodes, Pods, Role, Server};
 use beeline_lab::{Lab, Running};
 use kube::Client;
 use serde_json::{Value, json};
@@ -190,6 +190,9 @@ impl<'a> Cluster<'a> {
             claim: Claim::default(),
             clear_taint: false,
             patience: beeline_cluster::PATIENCE,
+            role: Role::Agent,
+            controller_namespace: "kube-system".into(),
+            reports: None,
         }
     }
 

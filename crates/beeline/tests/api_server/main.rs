@@ -9,6 +9,7 @@
 mod agent;
 mod answer;
 mod cluster;
+mod controller;
 mod credential;
 mod follow;
 mod front;

@@ -39,7 +39,11 @@ impl Assembly {
         let names: BTreeSet<Name> = old.keys().chain(new.keys()).cloned().collect();
         for node in &names {
             let slices = self.by_node.entry(node.clone()).or_default();
-            if new.contains_key(node) { slices.insert(name.clone()) } else { slices.remove(name) };
+            if new.contains_key(node) {
+                slices.insert(name.clone())
+            } else {
+                slices.remove(name)
+            };
         }
         let changed = names.into_iter().filter(|node| old.get(node) != new.get(node) && *node != self.own);
         changed.collect::<Vec<_>>().into_iter().map(|node| self.node(&node)).collect()

@@ -1,9 +1,9 @@
 //! What the API server has said so far, as far as it must be remembered: which objects gave a fact (so that a list can
 //! tell which are gone), what is refused, which kinds have been listed. The objects themselves go on as facts at once.
 
+use super::assembly::Assembly;
 use super::news::{News, Object};
 use super::notice::Notice;
-use super::assembly::Assembly;
 use super::{taint, trigger};
 use crate::convert::published::{Purpose, purpose};
 use crate::convert::{Convert, Converted, untyped};
@@ -195,8 +195,14 @@ impl Book {
         let id = Identity::NodeSlice(name.clone());
         self.note(Kind::EndpointSlice, &id, &slice.metadata, refusals);
         let shelf = self.shelf(Kind::EndpointSlice);
-        shelf.seen.iter_mut().for_each(|seen| drop(seen.insert(id.clone())));
-        if fact.is_ok() { shelf.known.insert(id, 0) } else { shelf.known.remove(&id) };
+        if let Some(seen) = &mut shelf.seen {
+            seen.insert(id.clone());
+        }
+        if fact.is_ok() {
+            shelf.known.insert(id, 0)
+        } else {
+            shelf.known.remove(&id)
+        };
         self.next.facts.extend(self.nodes.put(&name, fact.ok()));
     }
 

@@ -1,0 +1,144 @@
+//! Which node has which policy, from the nodes' reports: a sum a kind says up to which turn of ours a node has everything,
+//! and a policy is where the turn is at least the one at which it became what it is.
+
+use beeline_model::Name;
+use beeline_model::fact::Fact;
+use beeline_model::policy::{Policy, PolicyKind, PolicyName};
+use beeline_model::report::{History, Report, Tally};
+use beeline_model::selector::Labels;
+use std::collections::{BTreeMap, HashMap};
+
+#[derive(Debug, Default)]
+struct Member {
+    labels: Option<Labels>,
+    report: Option<Report>,
+}
+
+#[derive(Debug, Default)]
+pub struct Census {
+    tally: Tally,
+    local_redirect: History,
+    balancing: History,
+    turns: HashMap<PolicyName, u64>,
+    nodes: BTreeMap<Name, Member>,
+    /// Somebody's place or number of nodes is another one since it was last asked.
+    changed: bool,
+}
+
+/// How it stands with one policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub wanted: usize,
+    pub programmed: usize,
+    /// Some that do not have it, each with the reason where it gave one.
+    pub missing: Vec<(Name, Option<String>)>,
+}
+
+/// So many are named.
+const NAMED: usize = 3;
+
+impl Census {
+    pub fn apply(&mut self, fact: &Fact) {
+        if let Some(kind) = self.tally.apply(fact) {
+            let sum = self.tally.sum(kind);
+            let turn = self.history_mut(kind).push(sum);
+            match fact {
+                Fact::Policy(policy) => drop(self.turns.insert(policy.name.clone(), turn)),
+                Fact::PolicyGone(name) => drop(self.turns.remove(name)),
+                _ => {}
+            }
+        }
+        match fact {
+            Fact::Node(node) => {
+                let member = self.nodes.entry(node.name.clone()).or_default();
+                if member.labels.as_ref() != Some(&node.labels) {
+                    member.labels = Some(node.labels.clone());
+                    self.changed = true;
+                }
+            }
+            Fact::NodeGone { name, .. } => {
+                if let Some(member) = self.nodes.get_mut(name) {
+                    member.labels = None;
+                    self.changed = true;
+                }
+                self.nodes.retain(|_, member| member.labels.is_some() || member.report.is_some());
+            }
+            _ => {}
+        }
+    }
+
+    pub fn report(&mut self, node: &str, report: Option<Report>) {
+        let member = self.nodes.entry(node.into()).or_default();
+        self.changed |= member.report != report;
+        member.report = report;
+        if member.labels.is_none() && member.report.is_none() {
+            self.nodes.remove(node);
+        }
+    }
+
+    /// Reports of nodes that are no more.
+    pub fn stale(&self) -> impl Iterator<Item = &Name> {
+        self.nodes.iter().filter(|(_, member)| member.labels.is_none()).map(|(name, _)| name)
+    }
+
+    pub fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// How many nodes there are.
+    pub fn size(&self) -> usize {
+        self.nodes.values().filter(|member| member.labels.is_some()).count()
+    }
+
+    pub fn count(&self, policy: &Policy) -> Count {
+        let mut count = Count::default();
+        let turn = self.turns.get(&policy.name).copied().unwrap_or(u64::MAX);
+        let title = policy_title(&policy.name);
+        for (name, member) in &self.nodes {
+            let Some(labels) = &member.labels else { continue };
+            if !policy.nodes.as_ref().is_none_or(|selector| selector.matches(labels)) {
+                continue;
+            }
+            count.wanted += 1;
+            match self.missing(member, policy.name.kind, turn, &title) {
+                None => count.programmed += 1,
+                Some(why) if count.missing.len() < NAMED => count.missing.push((name.clone(), why)),
+                Some(_) => {}
+            }
+        }
+        count
+    }
+
+    /// `None`: it has it.
+    fn missing(&self, member: &Member, kind: PolicyKind, turn: u64, title: &str) -> Option<Option<String>> {
+        let Some(report) = &member.report else { return Some(None) };
+        if self.history(kind).turn(report.sum(kind)).is_none_or(|known| known < turn) {
+            return Some(None);
+        }
+        let failing = report.failing.iter().find(|failing| failing.policy == title);
+        match failing {
+            Some(failing) => Some(Some(failing.reason.clone())),
+            None if report.more > 0 => Some(Some(format!("{} policies more than it can name", report.more))),
+            None => None,
+        }
+    }
+
+    fn history(&self, kind: PolicyKind) -> &History {
+        match kind {
+            PolicyKind::LocalRedirect => &self.local_redirect,
+            PolicyKind::Balancing => &self.balancing,
+        }
+    }
+
+    fn history_mut(&mut self, kind: PolicyKind) -> &mut History {
+        match kind {
+            PolicyKind::LocalRedirect => &mut self.local_redirect,
+            PolicyKind::Balancing => &mut self.balancing,
+        }
+    }
+}
+
+/// As reports name it.
+pub fn policy_title(name: &PolicyName) -> String {
+    format!("{} {}/{}", name.kind, name.namespace, name.name)
+}
