@@ -150,7 +150,7 @@ fn datagrams_that_follow_their_record_cost_nothing_and_events_say_who_was_limite
     ground.write(Some(Limit { connects_per_second: 1, burst: 1 }), Vec::new());
     let control = ground.program.control().unwrap();
     control.set_event_level(EventLevel::All);
-    let events = ground.program.events().unwrap();
+    let events = ground.program.events(Default::default()).unwrap();
     let client = ground.lab.pod(2).client().unwrap();
     let socket = client.udp(Sort::V4).unwrap();
     let mut names = Vec::new();

@@ -11,7 +11,7 @@ use crate::status::Writer;
 use crate::webhook::{self, Shown};
 use crate::world::{CLUSTER, World};
 use anyhow::Context;
-use beeline_cluster::{Batch, Claim, Nodes, PATIENCE, Pods, Role, Server, connect};
+use beeline_cluster::{Batch, Claim, Echo, Nodes, PATIENCE, Pods, Role, Server, connect};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -85,7 +85,10 @@ async fn follow(
         reports: None,
     };
     let (batches, mut heard) = mpsc::channel::<Batch>(16);
-    let (_programmed, never) = watch::channel(false);
+    // It programs nothing, and refuses by status, not by Events.
+    let (_programmed, programmed) = watch::channel(false);
+    let (_refusals, refused) = mpsc::channel(1);
+    let echo = Echo { programmed, refused };
     let take = async {
         while let Some(batch) = heard.recv().await {
             let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +103,7 @@ async fn follow(
             changed.notify_one();
         }
     };
-    let (watched, ()) = tokio::join!(server.watch(batches, never), take);
+    let (watched, ()) = tokio::join!(server.watch(batches, echo), take);
     watched?;
     anyhow::bail!("the watch of the cluster ended")
 }

@@ -136,7 +136,10 @@ async fn find(client: &kube::Client, refusal: &Refusal) -> Result<Option<(Kind, 
     Ok(found.1.map(|meta| (found.0, meta)))
 }
 
-async fn first<K: kube::Resource + Clone>(api: Api<K>, name: &str) -> Result<Option<ObjectMeta>, kube::Error> {
+async fn first<K>(api: Api<K>, name: &str) -> Result<Option<ObjectMeta>, kube::Error>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
     let one = ListParams::default().fields(&format!("metadata.name={name}"));
     Ok(api.list_metadata(&one).await?.items.into_iter().next().map(|object| object.metadata))
 }
