@@ -4,8 +4,8 @@
 //! The kernel picks by a random number; here all that it could pick is listed.
 
 use crate::address::Address;
-use crate::event::{Action, Reason};
 use crate::bucket::Buckets;
+use crate::event::{Action, Reason};
 use crate::name::Protocol;
 use crate::range;
 use crate::row::*;

@@ -15,7 +15,17 @@ use support::watched::Watched;
 use support::world::{Facts, World, dials};
 
 fn sizes() -> Sizes {
-    Sizes { frontends: 400, sets: 200, slots: 2000, backends: 2000, nodes: 32, sources: 64, names: 100, members: 64, affinity: 16 }
+    Sizes {
+        frontends: 400,
+        sets: 200,
+        slots: 2000,
+        backends: 2000,
+        nodes: 32,
+        sources: 64,
+        names: 100,
+        members: 64,
+        affinity: 16,
+    }
 }
 
 /// One agent: its planner, its tables, and the map that outlives it.
@@ -278,8 +288,17 @@ impl<F: FnMut(u64) -> bool> Maps for Shaky<'_, F> {
 /// What does not fit is refused with a reason, what was there keeps serving, and there is room again once it is made.
 #[test]
 fn small_tables_stay_whole() {
-    let tiny =
-        Sizes { frontends: 12, sets: 8, slots: 24, backends: 14, nodes: 32, sources: 64, names: 12, members: 8, affinity: 16 };
+    let tiny = Sizes {
+        frontends: 12,
+        sets: 8,
+        slots: 24,
+        backends: 14,
+        nodes: 32,
+        sources: 64,
+        names: 12,
+        members: 8,
+        affinity: 16,
+    };
     let mut full = 0;
     for seed in 4000..4150 {
         let mut life = Life::new(seed, tiny);

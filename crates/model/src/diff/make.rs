@@ -137,7 +137,11 @@ impl<M: Maps> Work<'_, M> {
         let header = Header {
             next: self.set_below(plan)?,
             affinity: plan.affinity,
-            policy: if asks.asks() { self.tables.policies.get(service).copied().unwrap_or(NO_POLICY) } else { NO_POLICY },
+            policy: if asks.asks() {
+                self.tables.policies.get(service).copied().unwrap_or(NO_POLICY)
+            } else {
+                NO_POLICY
+            },
             limited: asks.limit.is_some(),
             self_next: asks.self_next,
             when_empty: plan.header_when_empty(),
