@@ -44,7 +44,8 @@ impl Ground {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let pin_dir = PathBuf::from(format!("/sys/fs/bpf/beeline-redirect-{}-{number}", std::process::id()));
         let (lab, sizes) = (Lab::new(3).unwrap(), Sizes::for_services(64));
-        let _servers = (0..2).map(|n| lab.pod(n).service(TARGET).banner().start(&lab.pod(n).namespace).unwrap()).collect();
+        let _servers =
+            (0..2).map(|n| lab.pod(n).service(TARGET).banner().start(&lab.pod(n).namespace).unwrap()).collect();
         let cgroup = lab.cgroup().path().to_owned();
         let config = Config { pin_dir: pin_dir.clone(), cgroup, sizes, empty_local: EmptyLocal::Refuse };
         let mut program = Program::open(config).unwrap();
@@ -182,7 +183,9 @@ fn datagrams_that_follow_their_record_cost_nothing_and_events_say_who_was_limite
         assert_eq!(said, (wanted.0, wanted.1, Some(Rule::Service), Action::Resolved), "{event:?}");
     }
     let by_policy = told.iter().filter(|event| event.limited == 0);
-    by_policy.for_each(|e| assert_eq!((e.owner, e.rule), (ground.owner(&redirect, e.protocol.unwrap()), Some(Rule::Redirect))));
+    by_policy.for_each(|e| {
+        assert_eq!((e.owner, e.rule), (ground.owner(&redirect, e.protocol.unwrap()), Some(Rule::Redirect)))
+    });
 }
 
 const CONTAINER: &str = "4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a";
@@ -241,7 +244,7 @@ fn a_selected_pod_gets_what_is_below_wherever_its_processes_are() {
         control.add_member_levels([cgroup::level(made[pod.len() - 1].path()).unwrap()]).unwrap();
         ground.write(None, vec![own]);
         clients.iter().for_each(|client| assert_eq!(names(client), ["pod-b"], "{pod:?}"));
-        let beside = start(host, &ground.lab.node().cgroup);
+        let beside = ground.lab.node().client().unwrap();
         assert_eq!(names(&beside), ["pod-a"], "{pod:?}: another process of the node");
         ground.write(None, Vec::new());
         clients.iter().for_each(|client| assert_eq!(names(client), ["pod-a"], "{pod:?}: selected no more"));

@@ -167,13 +167,18 @@ impl Control {
             // Kept as one more, so that 0 is none.
             let byte = u8::try_from(level + 1).unwrap_or(0);
             if byte == 0 || u32::from(byte) > LEVELS {
-                return Err(Error::Said(format!("a pod's cgroup is {level} levels deep: at most {} can be told", LEVELS - 1)));
+                return Err(Error::Said(format!(
+                    "a pod's cgroup is {level} levels deep: at most {} can be told",
+                    LEVELS - 1
+                )));
             }
             if told.contains(&byte) {
                 continue;
             }
             let free = told.iter_mut().find(|told| **told == 0);
-            *free.ok_or_else(|| Error::Said(format!("pods' cgroups stand at more than {} levels", size_of::<u32>())))? = byte;
+            *free.ok_or_else(|| {
+                Error::Said(format!("pods' cgroups stand at more than {} levels", size_of::<u32>()))
+            })? = byte;
         }
         self.row.store(0, at, u32::from_ne_bytes(told));
         Ok(())

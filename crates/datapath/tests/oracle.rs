@@ -159,8 +159,12 @@ fn random_set(dice: &mut Dice) -> SetRow {
     }
 }
 
-fn random_dial(dice: &mut Dice) -> Dial {
+/// Of anything, or of something that there is.
+fn random_dial(dice: &mut Dice, keys: &[FrontendKey]) -> Dial {
     let mut dial = Dial::to(dice.address(), dice.port(), dice.protocol());
+    if let Some(key) = keys.get(dice.roll(2 * keys.len() as u32 + 1) as usize) {
+        dial = Dial::to(key.address, key.port, key.protocol.unwrap_or(dial.protocol));
+    }
     dial.host = dice.coin();
     dial.source = dice.coin().then(|| dice.address());
     dial.cgroups = (0..dice.roll(5)).map(|_| u64::from(dice.roll(12))).collect();
@@ -208,12 +212,14 @@ fn kernel_and_twin_agree() {
         for round in 0..500 {
             let rows = random_rows(&mut dice);
             assert_eq!(kernel.write_all(&ops(&rows)).1, None);
-            assert_eq!(kernel.rows().unwrap().sources, rows.sources, "round {round}");
-            assert_eq!(kernel.rows().unwrap().selected, rows.selected, "round {round}");
-            assert_eq!(kernel.rows().unwrap().buckets, rows.buckets, "round {round}");
+            let dump = kernel.rows().unwrap();
+            assert_eq!(dump.sources, rows.sources, "round {round}");
+            assert_eq!((dump.selected, dump.buckets), (rows.selected.clone(), rows.buckets.clone()), "round {round}");
+            let mut keys: Vec<FrontendKey> = rows.frontends.keys().filter(|k| k.protocol.is_some()).copied().collect();
+            keys.sort();
             let (mut buckets, mut now) = (Buckets::default(), 1);
             for _ in 0..50 {
-                let mut dial = random_dial(&mut dice);
+                let mut dial = random_dial(&mut dice, &keys);
                 // Clocks of different processors: mostly forward.
                 now += u64::from(dice.roll(400_000_000));
                 dial.now = now.saturating_sub(u64::from(dice.roll(100_000_000))).max(1);
@@ -239,6 +245,6 @@ fn kernel_and_twin_agree() {
     println!(
         "{compared} dials compared: {resolved} resolved, {refused} refused, {limited} over a limit, {own} further down alike"
     );
-    assert!(limited > 1000 && own > 1000, "the policies were too tame: {limited} over a limit, {own} further down");
+    assert!(limited > 500 && own > 500, "the policies were too tame: {limited} over a limit, {own} further down");
     assert!(resolved > 1000 && refused > 1000, "the tables were too tame: {resolved} resolved, {refused} refused");
 }

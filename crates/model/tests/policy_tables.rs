@@ -332,7 +332,10 @@ fn between_two_writes_a_dial_gets_the_old_answer_or_the_new_one() {
                 let seen = |rows: &Rows, op: &Op| {
                     for (dial, old, new) in &watched {
                         let now = answer(rows, dial);
-                        assert!(now.is_between(old, new), "{dial:?}\nold {old:?}\nnew {new:?}\nnow {now:?}\nafter {op:?}");
+                        assert!(
+                            now.is_between(old, new),
+                            "{dial:?}\nold {old:?}\nnew {new:?}\nnow {now:?}\nafter {op:?}"
+                        );
                         checked += 1;
                     }
                 };
