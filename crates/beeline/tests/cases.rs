@@ -126,7 +126,7 @@ fn rules(node: &Node) -> Rules {
 
 /// Any number will do, if it is the pod's.
 fn cgroup_of(pod: &str) -> u64 {
-    pod.bytes().fold(7, |id, byte| id * 31 + u64::from(byte)) >> 8
+    pod.bytes().fold(7, |id: u64, byte| id.wrapping_mul(31).wrapping_add(u64::from(byte)))
 }
 
 fn dial(text: &str) -> (String, Dial, usize) {

@@ -39,7 +39,8 @@ struct Life {
 impl Life {
     fn new(seed: u64, sizes: Sizes) -> Life {
         let world = World::new(seed);
-        let planner = Planner::new(world.rules.clone());
+        let mut planner = Planner::new(world.rules.clone());
+        world.facts.tell(&mut planner);
         Life { world, planner, tables: Tables::new(sizes), memory: Memory::new(sizes) }
     }
 

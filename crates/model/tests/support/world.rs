@@ -115,11 +115,13 @@ impl World {
     pub fn new(seed: u64) -> World {
         let mut rng = Rng::with_seed(seed);
         let rules = random_rules(&mut rng);
-        World { rng, facts: Facts::default(), rules }
+        let facts = Facts { cgroups: CGROUPS.into_iter().collect(), ..Facts::default() };
+        World { rng, facts, rules }
     }
 
     /// A cluster that has been there for a while.
     pub fn populate(&mut self, planner: &mut Planner) {
+        self.facts.tell(planner);
         for kind in [0, 0, 0, 0, 0, 0, 17, 17, 17, 8, 8, 8, 8, 8, 8, 8, 8] {
             planner.apply(self.change_of(kind));
         }
@@ -188,8 +190,11 @@ impl World {
         SliceName { cluster: LOCAL_CLUSTER.into(), namespace: "a".into(), name: self.pick(&SLICES).into() }
     }
 
-    /// A dial that some service may well know.
+    /// A dial that some service or policy may well know.
     pub fn aimed_dial(&mut self) -> Option<Dial> {
+        if self.one_in(2) {
+            return self.policy_dial();
+        }
         let services: Vec<&Service> = self.facts.services.values().collect();
         let service = (*services.get(self.rng.usize(..services.len().max(1)))?).clone();
         let port = service.ports.get(self.rng.usize(..service.ports.len()))?;
@@ -401,7 +406,7 @@ pub fn dials() -> Vec<Dial> {
         }
         dials.push(Dial::to(address(at), 30001, Protocol::Tcp));
         dials.push(Dial::to(address(at), 80, Protocol::Sctp));
-        for (_, cgroup) in CGROUPS {
+        for (_, cgroup) in CGROUPS.into_iter().take(3) {
             dials.push(Dial { cgroups: vec![cgroup], ..Dial::to(address(at), 80, Protocol::Tcp) });
             dials.push(Dial { cgroups: vec![cgroup], ..Dial::to(address(at), 53, Protocol::Udp) });
         }

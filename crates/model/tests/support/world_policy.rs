@@ -5,8 +5,9 @@ use super::{CLUSTER_V4, NODES, OWN_NODE, PAIRS, PODS_V4, PODS_V6, PORTS, SERVICE
 use beeline_model::fact::*;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::policy::{self, *};
+use beeline_model::resolve::Dial;
 use beeline_model::selector::{Demand, Labels, Requirement, Selector};
-use beeline_model::{Address, Family, Name, Protocol};
+use beeline_model::{Address, Family, Name, OwnerName, Protocol};
 
 /// Two that are free, one of the clouds', and some that are a Service's, a node's or a pod's now and then.
 pub const VIRTUAL: [&str; 8] = [
@@ -23,13 +24,14 @@ pub const VIRTUAL: [&str; 8] = [
 pub const MORE_RANGES: [&str; 4] = ["192.0.2.0/24", "172.18.0.0/16", "10.244.0.0/16", "10.96.0.0/16"];
 const NAMESPACES: [&str; 2] = ["a", "b"];
 const POLICIES: [&str; 2] = ["p", "q"];
-const PODS: [&str; 3] = ["x", "y", "z"];
+const PODS: [&str; 2] = ["x", "y"];
 const UIDS: [&str; 2] = ["1", "2"];
 const APPS: [&str; 2] = ["cache", "api"];
 const SLICES: [&str; 5] = ["t0", "t1", "t2", "t3", "t4"];
 const ENTRIES: [&str; 3] = ["100.64.0.2", "100.64.0.3", "fd00:64::2"];
 /// The kernel knows pods by these.
-pub const CGROUPS: [(&str, u64); 4] = [("a-x-1", 1001), ("a-y-1", 1002), ("a-x-2", 1003), ("b-x-1", 1004)];
+pub const CGROUPS: [(&str, u64); 6] =
+    [("a-x-1", 1001), ("a-y-1", 1002), ("a-x-2", 1003), ("b-x-1", 1004), ("b-y-1", 1005), ("b-y-2", 1006)];
 
 impl World {
     pub(super) fn policy_fact(&mut self) -> Fact {
@@ -87,9 +89,10 @@ impl World {
         let services: Vec<&str> =
             SERVICES.iter().filter(|(of, _)| *of == &**namespace).map(|(_, name)| *name).collect();
         let service: Name = self.pick(&services).into();
-        let owner = beeline_model::OwnerName::local(namespace, &service);
+        let owner = OwnerName::local(namespace, &service);
         let real = self.facts.services.get(&owner).map(|service| service.ports.clone()).unwrap_or_default();
-        let dialled: Vec<DialledPort> = real.iter().map(dialled_of).collect();
+        let hooked = real.iter().filter(|port| port.protocol != Protocol::Sctp);
+        let dialled: Vec<DialledPort> = hooked.map(dialled_of).collect();
         match self.rng.u8(..8) {
             0..3 => {
                 let ports = self.dialled_ports();
@@ -107,6 +110,23 @@ impl World {
                 (Matcher::Service { name: service, ports: Some(dialled.into()) }, backend)
             }
         }
+    }
+
+    /// A dial that some policy is about.
+    pub(super) fn policy_dial(&mut self) -> Option<Dial> {
+        let policies: Vec<&policy::Policy> = self.facts.policies.values().collect();
+        let policy = (*policies.get(self.rng.usize(..policies.len().max(1)))?).clone();
+        let (at, ports): (Vec<Address>, Vec<DialledPort>) = match &policy.matcher {
+            Matcher::Address { address, ports } => (vec![*address], ports.to_vec()),
+            Matcher::Service { name, .. } => {
+                let service = self.facts.services.get(&OwnerName::local(&policy.name.namespace, name))?;
+                (service.cluster_ips.to_vec(), service.ports.iter().map(dialled_of).collect())
+            }
+        };
+        let to = *at.get(self.rng.usize(..at.len().max(1)))?;
+        let port = &ports[self.rng.usize(..ports.len())];
+        let cgroups = if self.one_in(3) { vec![self.pick(&CGROUPS).1] } else { Vec::new() };
+        Some(Dial { cgroups, ..Dial::to(to, port.port, port.protocol) })
     }
 
     fn dialled_ports(&mut self) -> Vec<DialledPort> {
