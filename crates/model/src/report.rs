@@ -185,13 +185,13 @@ mod tests {
     fn a_sum_tells_how_far_somebody_is() {
         let mut history = History::default();
         let sums: Vec<Sum> = (1..=3).map(|n| Sum { count: n, sum: u64::from(n) * 7 }).collect();
-        sums.iter().for_each(|sum| drop(history.push(*sum)));
+        sums.iter().for_each(|sum| _ = history.push(*sum));
         assert_eq!((history.turn(sums[0]), history.turn(sums[2])), (Some(1), Some(3)));
         // What was taken back is where it was: whoever has this sum has everything.
         history.push(sums[0]);
         assert_eq!(history.turn(sums[0]), Some(4));
         assert_eq!(history.turn(Sum { count: 9, sum: 9 }), None);
-        (0..REMEMBERED as u64).for_each(|n| drop(history.push(Sum { count: 1, sum: n })));
+        (0..REMEMBERED as u64).for_each(|n| _ = history.push(Sum { count: 1, sum: n }));
         assert_eq!(history.turn(sums[1]), None, "too long ago");
     }
 
