@@ -2,7 +2,7 @@
 //! a whole copy of the object), owners, a Node's images. They are skipped while the text is read, never built.
 
 use super::trigger;
-use crate::convert::{ENTRY_ADDRESS, RESOLVE};
+use crate::convert::{ENTRY_ADDRESS, MIRRORED, RESOLVE};
 use crate::policy::GROUP;
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, ContainerStatus, Namespace, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod,
@@ -98,7 +98,7 @@ fn chosen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut found = BTreeMap::new();
             while let Some(key) = map.next_key::<String>()? {
-                if [trigger::ANNOTATION, RESOLVE, ENTRY_ADDRESS].contains(&key.as_str()) {
+                if [trigger::ANNOTATION, RESOLVE, MIRRORED, ENTRY_ADDRESS].contains(&key.as_str()) {
                     found.insert(key, map.next_value()?);
                 } else {
                     map.next_value::<IgnoredAny>()?;

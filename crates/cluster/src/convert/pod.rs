@@ -8,6 +8,8 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 
 /// `"off"`: the pod's processes keep the addresses that they dial.
 pub(crate) const RESOLVE: &str = "beeline.dev/resolve";
+/// On the API's copy of a static pod: the uid that the kubelet knows it by.
+pub(crate) const MIRRORED: &str = "kubernetes.io/config.mirror";
 
 impl Convert {
     pub fn pod(&mut self, object: &Pod) -> Converted<fact::Pod> {
@@ -32,7 +34,7 @@ impl Convert {
         let status = object.status.as_ref();
         Ok(fact::Pod {
             name,
-            uid: object.metadata.uid.as_deref().unwrap_or_default().into(),
+            uid: cgroup_uid(object).into(),
             node,
             addresses: status.map_or_else(Vec::new, |status| addresses(status, report)).into(),
             containers: status.into_iter().flat_map(|status| self.containers(status)).collect(),
@@ -68,6 +70,14 @@ impl Convert {
         let started = all.into_iter().flatten().flatten().filter_map(|status| Some((status, id_of(status)?)));
         started.map(|(status, id)| Container { name: self.names.word(&status.name), id: id.into() }).collect()
     }
+}
+
+/// A static pod is shown by a copy with a uid of its own; its cgroup is named by the kubelet's, which the copy tells. That
+/// one is a hash of 32 digits: whoever writes the annotation himself names no ordinary pod by it.
+fn cgroup_uid(object: &Pod) -> &str {
+    let is_hash = |text: &&str| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let shown = object.metadata.uid.as_deref().unwrap_or_default();
+    entry(&object.metadata.annotations, MIRRORED).filter(is_hash).unwrap_or(shown)
 }
 
 /// `containerd://4f2a...`: what cgroups are named by stands behind the runtime's name.
@@ -133,6 +143,20 @@ mod tests {
             let ended = pod(phase, "off").fact.unwrap();
             assert_eq!((ended.addresses.len(), ended.untouched), (0, false), "{phase}");
         }
+    }
+
+    #[test]
+    fn a_static_pod_is_known_by_the_kubelets_uid_and_nobody_takes_anothers() {
+        let uid = |told: &str| {
+            let object = serde_json::json!({
+                "metadata": { "name": "a", "namespace": "b", "uid": "copy", "annotations": { MIRRORED: told } },
+                "spec": { "nodeName": "n1", "containers": [] },
+            });
+            let pod = Convert::new("local", Claim::default()).pod(&serde_json::from_value(object).unwrap());
+            pod.fact.unwrap().uid
+        };
+        assert_eq!(&*uid("3f0ab1cc3f0ab1cc3f0ab1cc3f0ab1cc"), "3f0ab1cc3f0ab1cc3f0ab1cc3f0ab1cc");
+        assert_eq!(&*uid("0b0f4c9e-5f0e-4c57-9f5e-1f0a7d1c2b3a"), "copy");
     }
 
     #[test]

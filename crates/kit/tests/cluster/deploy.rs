@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::field::{Field, at, client, only, server, service};
 use crate::plugin;
+use crate::steward;
 use crate::storm::Storm;
 
 const IMAGE: &str = "ghcr.io/beeline-dev/beeline";
@@ -32,7 +33,8 @@ fn agents(field: &Field, work: impl Fn(Node)) {
 fn the_chart_installs_serves_and_goes() {
     let field = Field::new("deploy");
     field.apply(&[server("web-1", 1), server("web-2", 2), client("client", 1), service("web", json!({}))]);
-    field.wait_ready(&["web-1", "web-2", "client"]);
+    field.apply(&[steward::chosen()]);
+    field.wait_ready(&["web-1", "web-2", "client", "chosen-3"]);
     field.settle("web", 2);
     let [ip, _] = field.cluster_ips("web");
     let storm = Storm::start(&field, "client", &[at(&ip, 80)]);
@@ -46,8 +48,9 @@ fn the_chart_installs_serves_and_goes() {
     let values = tempfile::NamedTempFile::new().unwrap();
     let cgroups = kit::Tree::find().unwrap().path("").display().to_string();
     let value = json!({
-        "image": { "pullPolicy": "Never" }, "besideKubeProxy": false, "nodes": "watch", "clearStartupTaint": true,
+        "image": { "pullPolicy": "Never" }, "besideKubeProxy": false, "clearStartupTaint": true,
         "apiServers": [kit::plan::api_url()],
+        "options": { "report": "2s" },
         "cgroup": format!("{}/$(BEELINE_NODE_NAME)", cgroups.trim_end_matches('/')),
     });
     std::fs::write(values.path(), value.to_string()).unwrap();
@@ -64,6 +67,7 @@ fn the_chart_installs_serves_and_goes() {
     only(&field.dial("client", &at(&ip, 80), 16), &["web-1", "web-2"], "with the chart's agents");
     storm.stop().must_be_clean("from one agent to the chart's");
     plugin::asks_the_agent_of_a_node(&field, &ip);
+    steward::keeps_policies(&field, &ip);
 
     helm(&field, &["uninstall", "beeline", "-n", "kube-system", "--wait", "--timeout", "180s"]);
     for node in [1, 2, 3] {

@@ -103,10 +103,14 @@ impl Field {
     }
 
     pub fn apply(&self, objects: &[Value]) {
+        self.try_apply(objects).unwrap();
+    }
+
+    pub fn try_apply(&self, objects: &[Value]) -> anyhow::Result<()> {
         let mut items = objects.to_vec();
         items.iter_mut().for_each(|item| item["metadata"]["namespace"] = self.namespace.clone().into());
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
-        self.cluster.apply(&list).unwrap();
+        self.cluster.apply(&list)
     }
 
     /// Makes the cluster know policies. Fine if it does.

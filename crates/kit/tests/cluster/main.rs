@@ -12,4 +12,5 @@ mod plugin;
 mod policy;
 mod rollout;
 mod steer;
+mod steward;
 mod storm;
