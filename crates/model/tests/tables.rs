@@ -113,11 +113,12 @@ fn programmed(facts: &Facts, world: &World) -> Rows {
     memory.rows
 }
 
-/// The map also holds what arrays cannot forget: sets that nothing leads to, and slots that no span covers.
+/// The map also holds what arrays cannot forget: sets that nothing leads to, and slots that no span covers. The mirror may
+/// keep a set to which nothing leads yet: what waits for a write that failed.
 fn same_rows(mirror: &Rows, map: &Rows) {
     let mut live = map.clone();
     let reachable = live.reachable_sets();
-    live.sets.retain(|id, _| reachable.contains(&id));
+    live.sets.retain(|id, _| reachable.contains(&id) || mirror.sets.get(id).is_some());
     live.slots.clone_from(&mirror.slots);
     assert_eq!(&live, mirror);
     for set in mirror.sets.values() {
