@@ -39,8 +39,11 @@ pub fn start(node: Node, binary: &Path, extra: &[String]) -> Result<()> {
         format!("--node-name={node}"),
         format!("--kubeconfig={}", state::kubeconfig(&agent_user(node)).display()),
         format!("--cgroup={}", Tree::find()?.path(&node.name()).display()),
-        // A small cluster without a controller: other nodes' NodePorts are resolved at the source.
+        // A small cluster without a controller: other nodes' NodePorts are resolved at the source, each agent finds the
+        // pods of policies itself, and there is nobody to report to.
         "--nodes=watch".into(),
+        "--controller=none".into(),
+        "--report=off".into(),
     ];
     let words: Vec<String> = own.into_iter().chain(extra.iter().cloned()).collect();
     state::write(&remembered(node), serde_json::to_vec_pretty(&words)?)?;

@@ -115,16 +115,10 @@ impl Field {
 
     /// Makes the cluster know policies. Fine if it does.
     pub fn define_policies(&self) {
-        let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/crds");
+        let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/chart/definitions");
         self.kubectl(&["apply", "--server-side", "-f", crds]);
-        self.kubectl(&[
-            "wait",
-            "--for=condition=Established",
-            "--timeout=60s",
-            "crd",
-            "-l",
-            "app.kubernetes.io/name=beeline",
-        ]);
+        let names = ["localredirectpolicies", "balancingpolicies"].map(|kind| format!("crd/{kind}.beeline.dev"));
+        self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", &names[0], &names[1]]);
     }
 
     pub fn wait_ready(&self, pods: &[&str]) {
