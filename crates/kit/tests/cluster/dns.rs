@@ -19,7 +19,7 @@ fn name_server(name: &str, node: u8, settings: &str) -> Value {
     let script = format!(
         "cat > /tmp/unbound.conf <<'END'\nserver:\n  interface: 0.0.0.0\n  interface: ::0\n  access-control: 0.0.0.0/0 allow\n  \
          access-control: ::0/0 allow\n  do-daemonize: no\n  chroot: \"\"\n  username: \"\"\n  directory: /tmp\n  pidfile: \"\"\n  \
-         use-syslog: no\n  logfile: \"\"\n  module-config: iterator\n  do-not-query-localhost: no\n  \
+         interface-automatic: yes\n  use-syslog: no\n  logfile: \"\"\n  module-config: iterator\n  do-not-query-localhost: no\n  \
          local-zone: who.{ZONE}. redirect\n  local-data: 'who.{ZONE}. 0 IN TXT \"{name}\"'\n{settings}END\n\
          exec unbound -d -c /tmp/unbound.conf"
     );
@@ -72,6 +72,10 @@ impl Ground {
     fn new(name: &str) -> Ground {
         let field = Field::new(name);
         field.define_policies();
+        // The one in its node's network may still be leaving, and hold the port.
+        eventually("the caches of before are gone", || {
+            field.cluster.kubectl(&["get", "pods", "-A", "-l", "app=node-cache", "-o", "name"]).unwrap().is_empty()
+        });
         field.apply(&[service(), origin(3)]);
         let ips = field.cluster_ips("kube-dns");
         let caches = [cache("cache-1", 1, &ips[0], false), cache("cache-2", 2, &ips[0], true)];
