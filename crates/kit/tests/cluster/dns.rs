@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::field::{Field, PATIENCE, client, eventually, pod};
 
-const ZONE: &str = "beeline.test";
+/// Not below `test`, which name servers answer themselves.
+const ZONE: &str = "beeline.example";
 
 struct Ground {
     field: Field,
@@ -128,7 +129,7 @@ fn every_node_asks_its_own_cache() {
 /// was sent, when it was settled (ms) and who answered; nobody: `lost`.
 fn storm(ground: &Ground, pod: &str, connected: bool) {
     let ip = &ground.ips[0];
-    let query = r"\022\064\001\000\000\001\000\000\000\000\000\000\003who\007beeline\004test\000\000\020\000\001";
+    let query = r"\022\064\001\000\000\001\000\000\000\000\000\000\003who\007beeline\007example\000\000\020\000\001";
     let open = format!("exec 3<>/dev/udp/{ip}/53");
     let ask = format!(
         "{{ printf '{query}' >&3; }} 2>/dev/null && a=$(timeout 1 dd bs=512 count=1 <&3 2>/dev/null | grep -ao 'cache-[12]\\|origin' | head -1)"
@@ -206,13 +207,19 @@ fn a_cache_is_killed_and_returns_during_a_storm_of_queries() {
     });
     sleep(Duration::from_secs(4));
     for (pod, kind) in [("client-1", "a socket for each query"), ("client-long", "one connected socket")] {
-        judge(&stop(&ground, pod), kind, [killed, unready, ready]);
+        let answers = stop(&ground, pod);
+        judge(&answers, kind, [killed, unready, ready]);
+        // A socket that is connected to kube-dns stays there as long as kube-dns serves.
+        if pod == "client-1" {
+            let back = answers.iter().find(|answer| answer.sent > ready && answer.by == "cache-1");
+            println!("the cache answered again {} ms after it was ready", back.expect("it serves again").sent - ready);
+        }
     }
 }
 
 /// What may be lost: what the killed process had in hand, or was sent before its pod's status said so. The agent hears of
 /// that a moment after the API server does: 1 s is stated, ten times that is asserted.
-fn judge(answers: &[Answer], kind: &str, [killed, unready, ready]: [u64; 3]) {
+fn judge(answers: &[Answer], kind: &str, [killed, unready, _]: [u64; 3]) {
     let lost: Vec<&Answer> = answers.iter().filter(|answer| answer.by == "lost").collect();
     let beyond: Vec<String> = lost
         .iter()
@@ -220,17 +227,14 @@ fn judge(answers: &[Answer], kind: &str, [killed, unready, ready]: [u64; 3]) {
         .map(|answer| format!("sent {} ms after the kill", answer.sent as i64 - killed as i64))
         .collect();
     let next = answers.iter().find(|answer| answer.sent > killed && answer.by == "origin").expect("kube-dns serves");
-    let back =
-        answers.iter().find(|answer| answer.sent > ready && answer.by == "cache-1").expect("the cache serves again");
     println!(
         "{kind}: {} of {} queries lost, {} of them beyond what the killed cache had in hand or was sent before its status \
-         said so ({} ms after the kill); kube-dns answered {} ms after the kill, the cache again {} ms after it was ready",
+         said so ({} ms after the kill); kube-dns answered {} ms after the kill",
         lost.len(),
         answers.len(),
         beyond.len(),
         unready - killed,
         next.settled - killed,
-        back.sent - ready,
     );
     assert!(answers.len() > 50, "only {} queries", answers.len());
     assert!(next.settled < unready + 10_000, "kube-dns answered {} ms after the status", next.settled - unready);
