@@ -47,6 +47,9 @@ struct Entry {
     earlier: HashMap<(crate::address::Address, Family), u32>,
 }
 
+/// A slice that was there before, and the number in its name.
+type Numbered = (u32, PolicySlice);
+
 #[derive(Debug)]
 pub struct Publisher {
     unknown: Unknown,
@@ -61,7 +64,7 @@ pub struct Publisher {
     /// Who holds a pod, or has left it out.
     holders: HashMap<PodName, BTreeSet<PolicyName>>,
     /// By policy and uid; forgotten with the first answer.
-    adopted: HashMap<(PolicyName, Box<str>), Vec<(u32, PolicySlice)>>,
+    adopted: HashMap<(PolicyName, Box<str>), Vec<Numbered>>,
     dirty: BTreeSet<PolicyName>,
     gone: BTreeSet<SliceName>,
     /// Slices that whoever asks knows of.
