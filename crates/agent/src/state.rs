@@ -227,7 +227,7 @@ impl State {
         let Some(reports) = self.reports.as_ref().filter(|_| self.source.synced) else { return };
         let refused = self.table_refusals.iter().filter(|(name, _)| name.policy_kind().is_some());
         let failing = refused.map(|(name, refusal)| Failing {
-            policy: format!("{}", name.policy().map_or_else(|| name.to_string(), |policy| policy.to_string())),
+            policy: name.policy().map_or_else(|| name.to_string(), |policy| policy.to_string()),
             reason: refusal.reason.into(),
         });
         let now = Some(self.tally.report(failing.collect()));

@@ -56,7 +56,7 @@ pub fn bars(area: &Area<'_>, title: &str, unit: &str, groups: &[&str], series: &
         }
         Scale::Powers => {
             let floor = power_below(series);
-            let upright = (floor..highest(series) * 10.0).log_scale();
+            let upright = (floor..highest(series) * 30.0).log_scale();
             let chart = builder.build_cartesian_2d(across, upright).map_err(failed)?;
             draw_bars(chart, unit, groups, series, floor, offset)
         }
