@@ -236,7 +236,7 @@ fn judge(answers: &[Answer], kind: &str, [killed, unready, _]: [u64; 3]) {
         unready - killed,
         next.settled - killed,
     );
-    assert!(answers.len() > 50, "only {} queries", answers.len());
+    assert!(answers.len() > 20, "only {} queries", answers.len());
     assert!(next.settled < unready + 10_000, "kube-dns answered {} ms after the status", next.settled - unready);
     assert!(beyond.is_empty(), "{kind}: {beyond:?}");
 }
