@@ -1,19 +1,16 @@
 //! `beeline controller`.
 
+use super::serve::serve;
 use crate::options::{CONTROLLER_NAMESPACE, address, choice, duration};
 use anyhow::{Context, anyhow, bail};
 use beeline_cluster::Access;
 use beeline_controller::{Overlap, Settings};
 use beeline_model::virtual_address;
 use clap::Args;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use tracing_subscriber::EnvFilter;
-
-const LOG: &str = "info,kube_client=off";
 
 #[derive(Clone, Debug, Args)]
 pub struct ControllerOptions {
@@ -121,15 +118,5 @@ fn own_name() -> anyhow::Result<String> {
 }
 
 pub fn run(options: ControllerOptions) -> anyhow::Result<ExitCode> {
-    let settings = options.settings()?;
-    let filter = EnvFilter::try_from_env("BEELINE_LOG").unwrap_or_else(|_| EnvFilter::new(LOG));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(beeline_controller::run(settings))?;
-    Ok(ExitCode::SUCCESS)
+    serve(beeline_controller::run(options.settings()?))
 }

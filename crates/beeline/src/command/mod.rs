@@ -11,6 +11,7 @@ mod explain;
 mod monitor;
 mod plan;
 mod policies;
+mod serve;
 mod services;
 mod status;
 
