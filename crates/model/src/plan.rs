@@ -85,6 +85,10 @@ impl ServicePlan {
 
     /// A policy's set leads on to whoever comes next at its frontend; it has no other.
     pub fn link(&mut self, claims: &Claims) {
+        // A Service's sets lead nowhere, and it may have thousands of ports.
+        if self.sets.iter().all(|set| set.policy.is_none()) {
+            return;
+        }
         for (key, claim) in &self.claims {
             let set = self.sets.iter_mut().find(|set| Some(&set.name) == claim.set.as_ref());
             let below = claims.chain(key).skip_while(|standing| *standing != claim).nth(1);
