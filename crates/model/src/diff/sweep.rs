@@ -36,6 +36,8 @@ impl<M: Maps> Work<'_, M> {
             // The set below one that goes may have nothing else that leads to it.
             owners.extend(self.sweep_sets(owner));
         }
+        self.sweep_members();
+        self.empty_rest();
         self.sweep_backends();
         let sources = Sources::of(delta);
         for owner in self.touched_owners() {
