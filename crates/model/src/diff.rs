@@ -28,7 +28,7 @@ use crate::name::{OwnerName, PortName, SetName};
 use crate::op::{MapError, Maps, Op};
 use crate::plan::ServicePlan;
 use crate::planner::Delta;
-use crate::row::{Header, SetId, Tier};
+use crate::row::{SetId, Tier};
 use crate::table::Tables;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -94,7 +94,6 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
     for (name, plan) in in_order(delta) {
         work.make(name, plan);
     }
-    work.change_links();
     work.empty_unlinked();
     work.admit(delta);
     work.mark_unclaimed(delta, full);
@@ -126,8 +125,8 @@ struct Work<'a, M> {
     outcome: Outcome,
     /// Headers that also say what NodePorts at other nodes' addresses get: after the rows of those nodes.
     late: Vec<(OwnerName, Op)>,
-    /// Headers of policies' sets that lead on to where nobody is yet: after every set has what it gets.
-    links: Vec<(OwnerName, SetId, Header)>,
+    /// Policies' sets that will lead on to where nobody is: after everybody who may come there is served above.
+    links: Vec<(OwnerName, SetId, SetId)>,
     /// Sets whose last member goes.
     empties: Vec<(OwnerName, SetId)>,
     /// What policies' sets lead on to, by the delta.

@@ -47,9 +47,8 @@ impl<M: Maps> Work<'_, M> {
         if rank(name) == 2 {
             return None;
         }
-        let known = self.tables.links.contains(id) && !self.tables.touched.selected.is_empty();
-        let known = known.then_some("a pod is still known as selected");
-        known.map(|why| MapError::Failed(why.into())).or_else(|| self.failed_above(id).cloned())
+        let known = self.still_selected().filter(|_| self.tables.links.contains(id));
+        known.or_else(|| self.failed_above(id).cloned())
     }
 
     fn empty_set(&mut self, id: SetId) -> Result<(), MapError> {

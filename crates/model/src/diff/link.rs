@@ -36,16 +36,33 @@ impl<M: Maps> Work<'_, M> {
         Ok(())
     }
 
+    pub(super) fn change_policy_header(&mut self, name: &OwnerName, id: SetId, new: Header) -> Result<(), MapError> {
+        let old = self.tables.rows.sets[id].header;
+        if old.next != new.next {
+            self.links.push((name.clone(), id, new.next));
+        }
+        self.change_header(id, old, Header { next: old.next, ..new })
+    }
+
+    /// After pods that are selected no more are forgotten: until then they come to what is below.
     pub(super) fn change_links(&mut self) {
-        for (name, id, header) in std::mem::take(&mut self.links) {
-            let row = self.tables.rows.sets.get(id).filter(|_| !self.outcome.failed.contains_key(&name));
-            let Some(old) = row.map(|row| row.header) else { continue };
-            let failed = self.failed_below(header.next).filter(|_| old.next != header.next).cloned();
-            let result = failed.map_or_else(|| self.change_header(id, old, header), Err);
+        for (name, id, next) in std::mem::take(&mut self.links) {
+            let Some(old) = self.tables.rows.sets.get(id).map(|row| row.header) else { continue };
+            if let Some(error) = self.still_selected() {
+                self.outcome.failed.entry(name).or_insert(error);
+                continue;
+            }
+            let failed = self.failed_below(next).cloned();
+            let result = failed.map_or_else(|| self.change_header(id, old, Header { next, ..old }), Err);
             if let Err(error) = result {
                 self.fail(&name, error);
             }
         }
+    }
+
+    pub(super) fn still_selected(&self) -> Option<MapError> {
+        let any = !self.tables.touched.selected.is_empty();
+        any.then(|| MapError::Failed("a pod is still known as selected".into()))
     }
 
     /// This set and those below it.

@@ -151,8 +151,8 @@ impl<M: Maps> Work<'_, M> {
         };
         match self.tables.sets.get(&plan.name).copied() {
             Some(id) if plan.policy.is_some() => {
-                self.links.push((service.clone(), id, header));
-                self.change_members(service, id, wanted)
+                self.change_members(service, id, wanted)?;
+                self.change_policy_header(service, id, header)
             }
             Some(id) => self.change_set(service, id, wanted, header),
             None => self.create_set(plan, owner, wanted, header),

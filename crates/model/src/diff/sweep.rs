@@ -31,13 +31,11 @@ impl Sources<'_> {
 
 impl<M: Maps> Work<'_, M> {
     pub(super) fn sweep(&mut self, delta: &Delta) {
-        let mut owners = self.touched_owners();
-        while let Some(owner) = owners.pop() {
-            // The set below one that goes may have nothing else that leads to it.
-            owners.extend(self.sweep_sets(owner));
-        }
+        self.sweep_all_sets();
         self.sweep_members();
+        self.change_links();
         self.empty_rest();
+        self.sweep_all_sets();
         self.sweep_backends();
         let sources = Sources::of(delta);
         for owner in self.touched_owners() {
@@ -48,6 +46,14 @@ impl<M: Maps> Work<'_, M> {
         self.sweep_policies();
         self.sweep_nodes();
         self.sweep_ports();
+    }
+
+    fn sweep_all_sets(&mut self) {
+        let mut owners = self.touched_owners();
+        while let Some(owner) = owners.pop() {
+            // The set below one that goes may have nothing else that leads to it.
+            owners.extend(self.sweep_sets(owner));
+        }
     }
 
     fn touched_owners(&self) -> Vec<OwnerId> {
