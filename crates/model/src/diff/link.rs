@@ -48,16 +48,23 @@ impl<M: Maps> Work<'_, M> {
     pub(super) fn change_links(&mut self) {
         for (name, id, next) in std::mem::take(&mut self.links) {
             let Some(old) = self.tables.rows.sets.get(id).map(|row| row.header) else { continue };
-            if let Some(error) = self.still_selected() {
-                self.outcome.failed.entry(name).or_insert(error);
-                continue;
-            }
-            let failed = self.failed_below(next).cloned();
-            let result = failed.map_or_else(|| self.change_header(id, old, Header { next, ..old }), Err);
+            let waits = self.still_selected().or_else(|| self.failed_below(next).cloned());
+            let result = waits.map_or_else(|| self.change_header(id, old, Header { next, ..old }), Err);
             if let Err(error) = result {
+                self.hold_link(&name, next);
                 self.fail(&name, error);
             }
         }
+    }
+
+    /// Nobody would make the set again for the next try.
+    fn hold_link(&mut self, name: &OwnerName, next: SetId) {
+        let below = self.tables.rows.sets.get(next).and_then(|row| self.tables.name_of_set(row));
+        self.tables.held.links.entry(name.clone()).or_default().extend(below);
+    }
+
+    pub(super) fn is_to_be_linked(&self, set: SetId) -> bool {
+        self.links.iter().any(|(_, _, next)| *next == set)
     }
 
     pub(super) fn still_selected(&self) -> Option<MapError> {

@@ -33,9 +33,12 @@ impl<M: Maps> Work<'_, M> {
     pub(super) fn sweep(&mut self, delta: &Delta) {
         self.sweep_all_sets();
         self.sweep_members();
+        let relinks = !self.links.is_empty();
         self.change_links();
         self.empty_rest();
-        self.sweep_all_sets();
+        if relinks {
+            self.sweep_all_sets();
+        }
         self.sweep_backends();
         let sources = Sources::of(delta);
         for owner in self.touched_owners() {
@@ -77,7 +80,8 @@ impl<M: Maps> Work<'_, M> {
 
     /// Gives the owners of what the swept ones led to.
     fn sweep_sets(&mut self, owner: OwnerId) -> Vec<OwnerId> {
-        let unused = |id: &SetId| !self.tables.refs.contains(*id) && !self.is_linked(*id);
+        let wanted = |id| self.tables.refs.contains(id) || self.is_linked(id) || self.is_to_be_linked(id);
+        let unused = |id: &SetId| !wanted(*id);
         let sets: Vec<SetId> = self.tables.sets_of.get(owner).into_iter().flatten().copied().filter(unused).collect();
         let mut below = Vec::new();
         for id in sets {
