@@ -163,6 +163,39 @@ static __always_inline void fail(struct verdict *v, __u8 reason)
     v->reason = reason;
 }
 
+/*
+ * What a socket's record holds is kept while it lives in some set of the chain: a conversation does not change servers
+ * because somebody above came, or because a bucket has a token again. Sets that bar dials are decide()'s to ask; no policy
+ * is above those. A pod that a policy selects keeps nothing of that policy's, which may be the pod itself.
+ *
+ * A global function, as decide() is.
+ */
+__attribute__((noinline)) int keep(const struct dial *d, const struct hit *hit, struct verdict *v)
+{
+    __u32 id;
+
+    if (!d || !hit || !v)
+        return 0;
+    id = hit->set;
+    for (int i = 0; i < LINKS && id != SET_NONE; i++) {
+        struct set *s = bpf_map_lookup_elem(&set, &id);
+        bool holds;
+
+        if (!s || s->flags & (SET_OWN_NODE | SET_SOURCE_RANGES))
+            return 0;
+        holds = (READ_ONCE(s->span) >> 32) & 0xffff;
+        if (holds && !(s->flags & SET_SELF_NEXT && is_selected(d, s->policy)) &&
+            take_again(s, d->prefer, d->prefer_generation, v)) {
+            v->set = id;
+            v->owner = s->owner;
+            v->rule = s->rule;
+            return 1;
+        }
+        id = s->next;
+    }
+    return 0;
+}
+
 static __always_inline bool take_from(const struct dial *d, const struct set *s, struct verdict *v)
 {
     if (!((READ_ONCE(s->span) >> 32) & 0xffff))
@@ -244,6 +277,8 @@ __attribute__((noinline)) int decide(const struct dial *d, const struct hit *hit
         refuse(v, REASON_NO_PORT);
         return 0;
     }
+    if (d->prefer && keep(d, hit, v))
+        return 0;
     for (int i = 0; i < LINKS; i++) {
         struct set *s = bpf_map_lookup_elem(&set, &id);
 

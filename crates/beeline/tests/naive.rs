@@ -89,7 +89,7 @@ impl<'a> Naive<'a> {
     fn above(&self, address: Address, dial: &Dial) -> Option<Answer> {
         let claim = self.claims(address, dial.port, dial.protocol).into_iter().next();
         let served = claim.as_ref().filter(|(by, ..)| *by == By::ClusterIp).map(|(_, service, _)| *service);
-        self.policy_answer(address, dial, served).filter(|_| claim.is_none() || served.is_some())
+        self.policy_answer(address, dial, served)
     }
 
     fn by_policy(&self, dial: &Dial) -> bool {

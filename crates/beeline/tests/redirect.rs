@@ -3,7 +3,9 @@
 
 use beeline_datapath::control::EventLevel;
 use beeline_datapath::{Config, Kernel, Program, cgroup};
-use beeline_lab::{Cgroup, Client, Dial, Family as Sort, Kind as Way, Lab, Namespace, Server, Storm, StormKind};
+use beeline_lab::{
+    Cgroup, Client, Dial, Family as Sort, Kind as Way, Lab, Namespace, Server, Socket, Storm, StormKind,
+};
 use beeline_model::claim::Claim;
 use beeline_model::diff::reconcile;
 use beeline_model::event::Action;
@@ -186,6 +188,43 @@ fn datagrams_that_follow_their_record_cost_nothing_and_events_say_who_was_limite
     by_policy.for_each(|e| {
         assert_eq!((e.owner, e.rule), (ground.owner(&redirect, e.protocol.unwrap()), Some(Rule::Redirect)))
     });
+}
+
+/// A conversation that began below the redirect stays there, also when the redirect has a token again; who comes anew
+/// gets the redirect.
+#[test]
+fn a_socket_keeps_a_backend_from_below_while_it_lives() {
+    let mut ground = Ground::new();
+    let limit = Some(Limit { connects_per_second: 1, burst: 1 });
+    ground.write(limit, Vec::new());
+    let client = ground.lab.pod(2).client().unwrap();
+    let who = |socket: &Socket<'_>| {
+        socket.send_to(frontends()[0], b"who\n").unwrap();
+        let (_, bytes) = socket.receive().unwrap();
+        String::from_utf8_lossy(&bytes).split(' ').next().unwrap_or_default().to_owned()
+    };
+    let over_the_limit = |_| {
+        let socket = client.udp(Sort::V4).unwrap();
+        (who(&socket) == "pod-b").then_some(socket)
+    };
+    let socket = (0..20).find_map(over_the_limit).expect("one of 20 sockets finds no token");
+    let (service, redirect) = owners();
+    let before = ground.counters(&redirect, Protocol::Udp);
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(400));
+        assert_eq!(who(&socket), "pod-b");
+    }
+    let after = ground.counters(&redirect, Protocol::Udp);
+    assert_eq!((after.dials, after.limited), (before.dials, before.limited), "it was not even asked");
+    assert!(ground.counters(&service, Protocol::Udp).dials >= 5);
+    assert_eq!(who(&client.udp(Sort::V4).unwrap()), "pod-a", "the token is still there");
+    // Its backend is gone: what is left serves.
+    let mut delta = ground.delta(None, Vec::new());
+    for plan in delta.services.iter_mut().filter(|(name, _)| *name == service).filter_map(|(_, plan)| plan.as_mut()) {
+        plan.sets.iter_mut().for_each(|set| set.backends.clear());
+    }
+    assert!(reconcile(&mut ground.tables, &mut ground.kernel, &delta, true).is_clean());
+    assert_eq!(who(&socket), "pod-a");
 }
 
 const CONTAINER: &str = "4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a";

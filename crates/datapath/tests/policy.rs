@@ -222,6 +222,15 @@ fn what_costs_no_token() {
         let answer = agent.door.ask(&dial, 7, 1, now).unwrap();
         assert_eq!((answer.backend, answer.limited), (first.backend, 0));
     }
+    // Nor one whose record is from below, though the redirect has tokens.
+    let from_selected = |prefer| Dial { cgroups: vec![77], prefer, ..to(KEYS[0].0) };
+    let below = agent.door.ask(&from_selected(None), 7, 1, now).unwrap();
+    let record = Some((below.backend, agent.tables.rows().backends[below.backend].state.generation));
+    let answer = agent.door.ask(&Dial { prefer: record, ..to(KEYS[0].0) }, 7, 1, now).unwrap();
+    assert_eq!((answer.backend, answer.limited), (below.backend, 0));
+    // A selected pod keeps nothing of what selects it.
+    let answer = agent.door.ask(&from_selected(Some((first.backend, generation))), 7, 1, now).unwrap();
+    assert_eq!(answer.backend, below.backend);
     // A set that is empty.
     let mut empty = delta(Some(Limit { connects_per_second: 1, burst: 3 }));
     let plans = empty.services.iter_mut().filter(|(name, _)| name.policy_kind().is_some());

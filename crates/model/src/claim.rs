@@ -1,6 +1,7 @@
-//! Who owns an address + port + protocol that several claim: ClusterIP, then load-balancer address, then externalIP, then
-//! a policy's virtual address, then NodePort rows; within a kind the older, then by namespace and name. The losers are
-//! known, never mixed in.
+//! Who owns an address + port + protocol that several claim: ClusterIP, then a policy's virtual address, then load-balancer
+//! address, then externalIP, then NodePort rows; within a kind the older, then by namespace and name. The losers are
+//! known, never mixed in. A virtual address lies where an administrator allows them (`virtual_ranges`): anybody who may
+//! write a Service could otherwise take it from all who use it.
 //!
 //! Policies stand above Services: LocalRedirectPolicy, BalancingPolicy, Service. Of each of the three one holds, and the
 //! next is where a dial goes that the one above has nothing for: the chain of that key.
@@ -36,8 +37,18 @@ impl Claim {
     }
 
     fn order(&self, other: &Claim) -> Ordering {
-        let key = |claim: &Claim| (claim.kind, claim.level(), claim.created);
+        let key = |claim: &Claim| (standing_of(claim.kind), claim.level(), claim.created);
         key(self).cmp(&key(other)).then_with(|| (&self.service, &self.set).cmp(&(&other.service, &other.set)))
+    }
+}
+
+fn standing_of(kind: Kind) -> u8 {
+    match kind {
+        Kind::ClusterIp => 0,
+        Kind::Virtual => 1,
+        Kind::LoadBalancer => 2,
+        Kind::ExternalIp => 3,
+        Kind::NodePort => 4,
     }
 }
 
@@ -126,9 +137,12 @@ impl Claims {
         if self.contested == 0 && claim.level() == Level::Service {
             return true;
         }
+        // What is at a policy's own address belongs to policies alone, or not to them at all.
+        let is_virtual = self.claimants(key).first().is_some_and(|first| first.kind == Kind::Virtual);
         match claim.kind {
+            Kind::Virtual => is_virtual,
+            _ if is_virtual => false,
             Kind::NodePort => self.stands_at_nodes(key, claim),
-            Kind::Virtual => self.claimants(key).first().is_some_and(|first| first.kind == Kind::Virtual),
             _ => claim.level() == Level::Service || self.stands_on_service(key, claim),
         }
     }

@@ -2,17 +2,20 @@
 //!
 //! Order is everything: between any two writes a dial gets the old answer or the new one.
 //!
-//! *Make*: names, policies with their buckets and members, backends, slots, sets: nothing of it is visible yet. *Show*: what takes over comes before what it takes
-//! over from goes. A miss falls from an exact row to a fallback (a NodePort's wildcard, "this ClusterIP is known"), and
-//! the wildcard speaks for the addresses in the node table; so exact rows come first and go last, and fallbacks are
-//! exchanged between the nodes that leave and those that come. *Sweep*: only what the mirror shows to be unreferenced
-//! after the frontends have really moved, so a write that failed never leaves a frontend that leads to something
-//! recycled.
+//! *Make*: names, policies with their buckets and members, backends, slots, sets: nothing of it is visible yet. *Show*:
+//! what takes over comes before what it takes over from goes. A miss falls from an exact row to a fallback (a NodePort's
+//! wildcard, "this ClusterIP is known"), and the wildcard speaks for the addresses in the node table; so exact rows come
+//! first and go last, and fallbacks are exchanged between the nodes that leave and those that come. *Empty*: in a chain
+//! of policies over a Service, the last member of a set goes only after whoever serves instead is there, above or below.
+//! *Sweep*: only what the mirror shows to be unreferenced after the frontends have really moved, so a write that failed
+//! never leaves a frontend that leads to something recycled.
 //!
 //! A write that fails stops what depends on it and nothing else; the service, the nodes or the leftovers are said to
 //! the caller, and the next round tries them again.
 
 mod admit;
+mod empty;
+mod link;
 mod make;
 mod policy;
 mod show;
@@ -20,11 +23,12 @@ mod sweep;
 
 use crate::address::Address;
 use crate::fact::Refusal;
-use crate::name::{OwnerName, PortName};
+use crate::hash::HashMap;
+use crate::name::{OwnerName, PortName, SetName};
 use crate::op::{MapError, Maps, Op};
 use crate::plan::ServicePlan;
 use crate::planner::Delta;
-use crate::row::Tier;
+use crate::row::{SetId, Tier};
 use crate::table::Tables;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,7 +83,7 @@ fn size_option(table: &str) -> &'static str {
 
 /// Brings the maps to the plan. `full`: the delta is the whole plan, so rows that it does not name go.
 pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full: bool) -> Outcome {
-    let mut work = Work { tables, maps, outcome: Outcome::default(), late: Vec::new(), crowded_out: BTreeSet::new() };
+    let mut work = Work::new(tables, maps, delta);
     work.tables.held.try_again(delta.services.iter().map(|(name, _)| name), delta.nodes.is_some());
     if work.tables.quarantined() > RECYCLE_AT {
         let _ = work.tables.recycle(work.maps);
@@ -90,6 +94,7 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
     for (name, plan) in in_order(delta) {
         work.make(name, plan);
     }
+    work.empty_unlinked();
     work.admit(delta);
     work.mark_unclaimed(delta, full);
     work.put_frontends(delta, Tier::Exact);
@@ -100,6 +105,7 @@ pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full
     work.put_nodes(delta);
     work.delete_frontends(Tier::Exact);
     work.hold_links(delta);
+    work.empty_redirects();
     work.sweep(delta);
     work.tables.settle();
     work.outcome.leftover = work.tables.touched.len();
@@ -119,11 +125,32 @@ struct Work<'a, M> {
     outcome: Outcome,
     /// Headers that also say what NodePorts at other nodes' addresses get: after the rows of those nodes.
     late: Vec<(OwnerName, Op)>,
+    /// Policies' sets that will lead on to where nobody is: after everybody who may come there is served above.
+    links: Vec<(OwnerName, SetId, SetId)>,
+    /// Sets whose last member goes.
+    empties: Vec<(OwnerName, SetId)>,
+    /// What policies' sets lead on to, by the delta.
+    next_of: HashMap<&'a SetName, &'a SetName>,
     /// No room for their new frontends.
     crowded_out: BTreeSet<OwnerName>,
 }
 
-impl<M: Maps> Work<'_, M> {
+impl<'a, M: Maps> Work<'a, M> {
+    fn new(tables: &'a mut Tables, maps: &'a mut M, delta: &'a Delta) -> Work<'a, M> {
+        let plans = delta.services.iter().filter_map(|(_, plan)| plan.as_ref());
+        let next_of = plans.flat_map(|plan| &plan.sets).filter_map(|set| Some((&set.name, set.next.as_ref()?)));
+        Work {
+            tables,
+            maps,
+            outcome: Outcome::default(),
+            late: Vec::new(),
+            links: Vec::new(),
+            empties: Vec::new(),
+            next_of: next_of.collect(),
+            crowded_out: BTreeSet::new(),
+        }
+    }
+
     fn write(&mut self, op: Op) -> Result<(), MapError> {
         self.maps.write(&op)?;
         self.outcome.ops += 1;

@@ -7,11 +7,13 @@ mod target;
 use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};
 use crate::fact::{Endpoint, Policy, Refusal, Service, ServicePort, Slice};
+use crate::hash::HashMap;
 use crate::name::{Audience, Name, PortName, SetName, SetRole};
 use crate::policy::Limit;
 use crate::row::{FrontendKey, Kind, MAX_SLOTS, Rule, WhenEmpty};
 use crate::rules::{ExternalIps, LocalPolicy, Rules};
 use crate::select::{Candidate, Place, Selection, select};
+use crate::virtual_address::is_reserved;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -85,14 +87,14 @@ impl ServicePlan {
 
     /// A policy's set leads on to whoever comes next at its frontend; it has no other.
     pub fn link(&mut self, claims: &Claims) {
-        // A Service's sets lead nowhere, and it may have thousands of ports.
-        if self.sets.iter().all(|set| set.policy.is_none()) {
+        let of_policy = self.sets.iter_mut().filter(|set| set.policy.is_some());
+        let mut sets: HashMap<SetName, &mut SetPlan> = of_policy.map(|set| (set.name.clone(), set)).collect();
+        if sets.is_empty() {
             return;
         }
         for (key, claim) in &self.claims {
-            let set = self.sets.iter_mut().find(|set| Some(&set.name) == claim.set.as_ref());
             let below = claims.chain(key).skip_while(|standing| *standing != claim).nth(1);
-            if let Some(set) = set.filter(|set| set.policy.is_some()) {
+            if let Some(set) = claim.set.as_ref().and_then(|name| sets.get_mut(name)) {
                 set.next = below.and_then(|claim| claim.set.clone());
             }
         }
@@ -122,7 +124,7 @@ pub fn plan_service<'a>(
     around: &Surroundings<'_>,
 ) -> ServicePlan {
     let mut plan = ServicePlan::default();
-    refuse_external_ips(service, around.rules, &mut plan.refusals);
+    refuse_addresses(service, around.rules, &mut plan.refusals);
     for family in Family::BOTH {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
         plan.claims.reserve_exact(1 + service.ports.len());
@@ -160,13 +162,18 @@ fn is_allowed(address: Address, rules: &Rules) -> bool {
     }
 }
 
-fn refuse_external_ips(service: &Service, rules: &Rules, refusals: &mut Vec<Refusal>) {
+fn refuse_addresses(service: &Service, rules: &Rules, refusals: &mut Vec<Refusal>) {
+    let mut refuse = |reason, message| {
+        refusals.push(Refusal { subject: format!("Service {}", service.name), reason, message });
+    };
     for address in service.external_ips.iter().filter(|a| !is_allowed(**a, rules)) {
-        refusals.push(Refusal {
-            subject: format!("Service {}", service.name),
-            reason: "externalIPNotAllowed",
-            message: format!("externalIP {address} is outside what --external-ips allows: it is left alone"),
-        });
+        let message = format!("externalIP {address} is outside what --external-ips allows: it is left alone");
+        refuse("externalIPNotAllowed", message);
+    }
+    let outer = service.load_balancer_ips.iter().chain(&service.external_ips);
+    for address in outer.filter(|a| is_reserved(&rules.virtual_ranges, **a)) {
+        let message = format!("{address} is a cloud's metadata address: it is left alone; use another one");
+        refuse("metadataAddress", message);
     }
 }
 
@@ -237,11 +244,13 @@ impl PortPlan<'_> {
         let balancer = if restricted { Audience::Sources } else { Audience::Everyone };
         let balancer = self.name(self.external_role(), balancer);
         let mut all = vec![(self.cluster_ip, self.port.port, Kind::ClusterIp, internal)];
-        for address in of_family(&self.service.load_balancer_ips) {
+        let rules = self.around.rules;
+        let is_free = |address: &Address| !is_reserved(&rules.virtual_ranges, *address);
+        for address in of_family(&self.service.load_balancer_ips).into_iter().filter(is_free) {
             all.push((address, self.port.port, Kind::LoadBalancer, balancer.clone()));
         }
-        for address in of_family(&self.service.external_ips) {
-            if is_allowed(address, self.around.rules) {
+        for address in of_family(&self.service.external_ips).into_iter().filter(is_free) {
+            if is_allowed(address, rules) {
                 all.push((address, self.port.port, Kind::ExternalIp, external.clone()));
             }
         }

@@ -16,7 +16,7 @@ use crate::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
 use crate::hash::{HashMap, HashSet};
 use crate::name::{Name, OwnerName};
 use crate::plan::ServicePlan;
-use crate::row::{FrontendKey, NodeRow};
+use crate::row::{FrontendKey, Kind, NodeRow};
 use crate::rules::Rules;
 use register::{Affected, Register};
 use std::collections::BTreeMap;
@@ -28,8 +28,16 @@ pub struct Delta {
     pub services: Vec<(OwnerName, Option<ServicePlan>)>,
     /// Keys whose winner may be another one now.
     pub frontends: Vec<(FrontendKey, Option<Claim>)>,
+    /// Who is asked after the winner, in order; only keys where somebody is.
+    pub below: HashMap<FrontendKey, Vec<Claim>>,
     /// All node rows, if any changed.
     pub nodes: Option<BTreeMap<Address, NodeRow>>,
+}
+
+impl Delta {
+    pub fn below(&self, key: &FrontendKey) -> &[Claim] {
+        self.below.get(key).map_or(&[], Vec::as_slice)
+    }
 }
 
 #[derive(Debug)]
@@ -41,8 +49,6 @@ pub struct Planner {
     slice_owner: HashMap<SliceName, OwnerName>,
     nodes: BTreeMap<Name, Node>,
     register: Register,
-    /// Load-balancer addresses and externalIPs, and how many Services have each.
-    outer: HashMap<Address, u32>,
     /// Derived from `nodes` and the interfaces, kept because every plan asks.
     hosts: BTreeMap<Address, Name>,
     others: Vec<(Name, Vec<Address>)>,
@@ -73,7 +79,6 @@ impl Planner {
             slice_owner: HashMap::default(),
             nodes: BTreeMap::new(),
             register: Register::default(),
-            outer: HashMap::default(),
             hosts: BTreeMap::new(),
             others: Vec::new(),
             claims: Claims::default(),
@@ -176,10 +181,8 @@ impl Planner {
             return false;
         }
         let name = service.name.clone();
-        self.count_outer(&service, 1);
         self.mark_around(&service);
         if let Some(before) = self.services.insert(name.clone(), service) {
-            self.count_outer(&before, -1);
             self.mark_around(&before);
         }
         self.mark(name)
@@ -187,27 +190,15 @@ impl Planner {
 
     fn remove_service(&mut self, name: &OwnerName) -> bool {
         let Some(service) = self.services.remove(name) else { return false };
-        self.count_outer(&service, -1);
         self.mark_around(&service);
         self.mark(name.clone())
     }
 
-    fn count_outer(&mut self, service: &Service, step: i32) {
-        for address in service.load_balancer_ips.iter().chain(&service.external_ips) {
-            let count = self.outer.entry(*address).or_default();
-            *count = count.saturating_add_signed(step);
-            if *count == 0 {
-                self.outer.remove(address);
-            }
-        }
-    }
-
-    /// Policies on this Service, and those that want an address of its.
+    /// Policies on this Service, and those that want its ClusterIP.
     fn mark_around(&mut self, service: &Service) {
         self.dirty.extend(self.register.on_service(&service.name).cloned());
-        for addresses in [&service.cluster_ips, &service.load_balancer_ips, &service.external_ips] {
-            self.dirty.extend(addresses.iter().flat_map(|address| self.register.at_address(address)).cloned());
-        }
+        let wanted = service.cluster_ips.iter().flat_map(|address| self.register.at_address(address));
+        self.dirty.extend(wanted.cloned());
     }
 
     fn apply_slice(&mut self, slice: Slice) -> bool {
@@ -306,12 +297,14 @@ impl Planner {
 }
 
 fn conflict(key: &FrontendKey, winner: &Claim, loser: &Claim) -> Refusal {
-    Refusal {
-        subject: loser.service.subject(),
-        reason: "addressConflict",
-        message: format!(
-            "{key:?} belongs to {}, whose claim goes before: change one of them",
-            winner.service.subject()
-        ),
+    let (subject, holder) = (loser.service.subject(), winner.service.subject());
+    if winner.kind == Kind::Virtual && loser.kind != Kind::Virtual {
+        let message = format!(
+            "{key:?} is the virtual address of {holder}, inside --virtual-ranges, where policies go before: use another \
+             address"
+        );
+        return Refusal { subject, reason: "virtualRange", message };
     }
+    let message = format!("{key:?} belongs to {holder}, whose claim goes before: change one of them");
+    Refusal { subject, reason: "addressConflict", message }
 }

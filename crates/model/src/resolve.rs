@@ -11,6 +11,9 @@ use crate::range;
 use crate::row::*;
 use crate::rules::EmptyLocal;
 
+/// A dial comes to so many sets at most.
+const LINKS: usize = 3;
+
 #[derive(Clone, Debug)]
 pub struct Dial {
     pub address: Address,
@@ -134,7 +137,12 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal, bucke
         (verdict.action, verdict.reason) = (Action::Refused, Reason::NoPort);
         return verdict;
     }
-    for _ in 0..3 {
+    if let Some(prefer) = dial.prefer
+        && keep(rows, dial, prefer, id, &mut verdict)
+    {
+        return verdict;
+    }
+    for _ in 0..LINKS {
         let Some(set) = rows.sets.get(id) else { return verdict };
         verdict.path.push(id);
         if let Some(outcome) = bar(rows, dial, set, foreign, empty_local) {
@@ -157,6 +165,31 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal, bucke
         id = set.header.next;
     }
     verdict
+}
+
+/// A socket's record holds while its backend lives in some set of the chain. Sets that bar dials are asked in their turn,
+/// and a selected pod keeps nothing of the policy that selects it.
+fn keep(
+    rows: &Rows,
+    dial: &Dial,
+    (backend, generation): (BackendId, u32),
+    mut id: SetId,
+    verdict: &mut Verdict,
+) -> bool {
+    let mut path = Vec::new();
+    for _ in 0..LINKS {
+        let barred = |set: &&SetRow| set.header.own_node || set.header.restricted;
+        let Some(set) = rows.sets.get(id).filter(|set| !barred(set)) else { return false };
+        path.push(id);
+        let selected = || set.header.self_next && is_selected(rows, dial, set.header.policy);
+        if set.span.count > 0 && is_member(rows, backend, Some(generation), set) && !selected() {
+            (verdict.action, verdict.kept, verdict.backends, verdict.path) =
+                (Action::Resolved, true, vec![backend], path);
+            return true;
+        }
+        id = set.header.next;
+    }
+    false
 }
 
 /// What follows a socket's record costs nothing, a pick costs a token; an empty set has none to ask for.

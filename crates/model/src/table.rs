@@ -123,6 +123,8 @@ pub struct Tables {
     pub(crate) backend_count: ById<u32>,
     /// Frontends and links that point at a set.
     pub(crate) refs: ById<u32>,
+    /// Links alone.
+    pub(crate) links: ById<u32>,
     /// Backends and sets that name a node, by the id of its name.
     pub(crate) node_refs: ById<u32>,
     /// Sets that name a policy, and those of them that take its tokens.
@@ -171,6 +173,7 @@ impl Tables {
             backends: HashMap::default(),
             backend_count: ById::default(),
             refs: ById::default(),
+            links: ById::default(),
             node_refs: ById::default(),
             policy_refs: ById::default(),
             limit_refs: ById::default(),
@@ -256,6 +259,7 @@ impl Tables {
     fn count_header(&mut self, header: &Header, step: i32) {
         if header.next != SET_NONE {
             self.refs.count(header.next, step);
+            self.links.count(header.next, step);
         }
         if header.policy != NO_POLICY {
             self.policy_refs.count(header.policy, step);

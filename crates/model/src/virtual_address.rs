@@ -1,11 +1,23 @@
 //! Where a policy may put a virtual address. Whoever owns a cloud's metadata address owns the node's credentials, so those
-//! are nobody's unless an administrator lists them by themselves: a wide range that happens to hold them is not enough.
+//! are nobody's, no policy's and no Service's, unless an administrator lists them by themselves: a wide range that happens
+//! to hold them is not enough.
 
 use crate::address::Address;
 use ipnet::IpNet;
+use std::sync::LazyLock;
 
 const DEFAULT: [&str; 2] = ["169.254.0.0/16", "fd00:bee::/48"];
-const METADATA: [&str; 4] = ["169.254.169.0/24", "169.254.170.0/24", "168.63.129.16/32", "fd00:ec2::/32"];
+const METADATA: [&str; 9] = [
+    "169.254.169.0/24",
+    "169.254.170.0/24",
+    "168.63.129.16/32",
+    "fd00:ec2::/32",
+    "fd20:ce::254/128",
+    "fd00:c1::a9fe:a9fe/128",
+    "100.100.100.200/32",
+    "169.254.0.2/31",
+    "169.254.0.4/31",
+];
 
 fn parse(ranges: &[&str]) -> Vec<IpNet> {
     ranges.iter().filter_map(|text| text.parse().ok()).collect()
@@ -26,18 +38,26 @@ pub enum Forbidden {
     Metadata,
 }
 
+fn metadata_of(address: Address) -> Option<IpNet> {
+    static ALL: LazyLock<Vec<IpNet>> = LazyLock::new(|| parse(&METADATA));
+    ALL.iter().find(|net| net.contains(&address.ip())).copied()
+}
+
+/// A metadata address that no range lists by itself.
+pub fn is_reserved(ranges: &[IpNet], address: Address) -> bool {
+    let lists = |metadata: &IpNet| ranges.iter().any(|net| net.contains(&address.ip()) && metadata.contains(net));
+    metadata_of(address).is_some_and(|metadata| !lists(&metadata))
+}
+
 pub fn check(ranges: &[IpNet], address: Address) -> Result<(), Forbidden> {
     let ip = address.ip();
     if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
         return Err(Forbidden::Special);
     }
-    let metadata = parse(&METADATA).into_iter().find(|net| net.contains(&ip));
-    let mut holding = ranges.iter().filter(|net| net.contains(&ip)).peekable();
-    match (holding.peek().is_some(), metadata) {
-        (false, _) => Err(Forbidden::Outside),
-        (true, Some(metadata)) if !holding.any(|net| metadata.contains(net)) => Err(Forbidden::Metadata),
-        (true, _) => Ok(()),
+    if !ranges.iter().any(|net| net.contains(&ip)) {
+        return Err(Forbidden::Outside);
     }
+    if is_reserved(ranges, address) { Err(Forbidden::Metadata) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -55,14 +75,15 @@ mod tests {
         for free in ["169.254.20.10", "169.254.0.90", "fd00:bee::1"] {
             assert_eq!(verdict(&usual, free), Ok(()), "{free}");
         }
-        for metadata in ["169.254.169.254", "169.254.170.2"] {
+        for metadata in ["169.254.169.254", "169.254.170.2", "169.254.0.2", "169.254.0.5"] {
             assert_eq!(verdict(&usual, metadata), Err(Forbidden::Metadata));
         }
         for outside in ["168.63.129.16", "fd00:ec2::254", "10.0.0.1", "fd00:beef::1", "fd00:bee:1::1"] {
             assert_eq!(verdict(&usual, outside), Err(Forbidden::Outside));
         }
         let all = parse(&["0.0.0.0/0", "::/0"]);
-        for metadata in ["168.63.129.16", "fd00:ec2::254", "169.254.169.254"] {
+        let clouds = ["168.63.129.16", "fd00:ec2::254", "169.254.169.254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"];
+        for metadata in clouds.into_iter().chain(["100.100.100.200", "169.254.0.3", "169.254.0.4"]) {
             assert_eq!(verdict(&all, metadata), Err(Forbidden::Metadata), "{metadata} in all there is");
         }
         let listed = parse(&["169.254.0.0/16", "169.254.169.254/32"]);

@@ -1,7 +1,7 @@
 //! Policies above Services: who is asked first, who next, who joins and who is left out; and that only what depends on a
 //! change is planned again.
 
-use beeline_model::diff::reconcile;
+use beeline_model::diff::{Outcome, reconcile};
 use beeline_model::event::Action;
 use beeline_model::fact::{Policy, *};
 use beeline_model::name::LOCAL_CLUSTER;
@@ -12,7 +12,7 @@ use beeline_model::planner::{Delta, Planner};
 use beeline_model::policy::{self, *};
 use beeline_model::resolve::{Dial, resolve};
 use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, Rules, StandPoint};
+use beeline_model::rules::{EmptyLocal, ExternalIps, Rules, StandPoint};
 use beeline_model::selector::{Demand, Labels, Requirement, Selector};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, OwnerName, Protocol};
@@ -356,7 +356,7 @@ fn a_virtual_address_is_nobody_elses() {
         .extend(["10.0.0.0/8", "192.0.2.0/24", "172.16.0.0/12"].map(|net| net.parse::<ipnet::IpNet>().unwrap()));
     scene.planner = Planner::new(rules);
     scene.apply(Fact::Service(dns()));
-    for (at, why) in [("10.96.0.10", "the ClusterIP of"), ("192.0.2.1", "load-balancer"), ("10.0.0.9", "")] {
+    for (at, why) in [("10.96.0.10", "the ClusterIP of"), ("10.0.0.9", "")] {
         scene.policy(balance("out", at_virtual(at), &["198.51.100.1"]));
         let said = scene.state("out").refused.map_or(String::new(), |refusal| refusal.message);
         assert_eq!((said.contains(why), said.is_empty()), (true, why.is_empty()), "{at}: {said}");
@@ -373,12 +373,121 @@ fn a_virtual_address_is_nobody_elses() {
     scene.pod(pod("x", "10.0.0.9"));
     assert_eq!(scene.reason("out"), Some("virtualAddressNotAllowed"));
     scene.apply(Fact::PodGone(pod("x", "10.0.0.9").name));
-    scene.apply(Fact::Service(Service { external_ips: [address("10.0.0.9")].into(), ..dns() }));
-    assert_eq!((scene.reason("out"), scene.dial("10.0.0.9:53")), (Some("virtualAddressNotAllowed"), "refused".into()));
     scene.apply(Fact::Service(Service { cluster_ips: [address("10.0.0.9")].into(), ..dns() }));
     assert_eq!(scene.reason("out"), Some("virtualAddressNotAllowed"));
     scene.apply(Fact::ServiceGone(dns().name));
     assert_eq!((scene.reason("out"), scene.dial("10.0.0.9:53")), (None, "198.51.100.1:9053".into()));
+}
+
+/// Tables with room for less than there is.
+fn cramped(sizes: Sizes, policies: Vec<policy::Policy>) -> (Scene, Outcome) {
+    let planner = Planner::new(Rules::for_node("n1"));
+    let mut scene = Scene { planner, tables: Tables::new(sizes), memory: Memory::new(sizes) };
+    scene.planner.apply(Fact::Service(dns()));
+    scene.planner.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")])));
+    scene.planner.apply(Fact::Pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") }));
+    policies.into_iter().for_each(|policy| _ = scene.planner.apply(Fact::Policy(policy)));
+    let outcome = reconcile(&mut scene.tables, &mut scene.memory, &scene.planner.take(), false);
+    scene.tables.audit(sizes).unwrap();
+    (scene, outcome)
+}
+
+fn told(outcome: &Outcome) -> Vec<(String, &'static str)> {
+    let mut told: Vec<_> = outcome.refusals().into_iter().map(|r| (r.subject, r.reason)).collect();
+    told.sort_unstable();
+    told
+}
+
+#[test]
+fn a_policy_that_has_no_room_leaves_its_service_to_serve() {
+    let full = |name: &str| (name.to_owned(), "tableFull");
+    // Ids begin at 2.
+    let sizes = |sets| Sizes { sets, ..Sizes::for_services(64) };
+    let both = || vec![redirect("cache", on_service()), balance("out", on_service(), &["192.0.2.53"])];
+    let (scene, outcome) = cramped(sizes(3), both());
+    assert_eq!(
+        told(&outcome),
+        [full("BalancingPolicy kube-system/out"), full("LocalRedirectPolicy kube-system/cache")]
+    );
+    let dials = |scene: &Scene| [SERVICE, "192.0.2.1:53", "10.96.0.10:99"].map(|at| scene.dial(at));
+    assert_eq!(dials(&scene), ["10.244.2.5:53", "10.244.2.5:53", "refused"]);
+    let (scene, outcome) = cramped(sizes(4), both());
+    assert_eq!(told(&outcome), [full("LocalRedirectPolicy kube-system/cache")]);
+    assert_eq!(dials(&scene), ["192.0.2.53:9053", "10.244.2.5:53", "refused"]);
+    // The one in the middle: it is passed over.
+    let nine: Vec<String> = (1..10).map(|n| format!("192.0.2.{n}")).collect();
+    let large = balance("out", on_service(), &nine.iter().map(String::as_str).collect::<Vec<_>>());
+    let sizes = Sizes { slots: 8, ..Sizes::for_services(64) };
+    let (mut scene, outcome) = cramped(sizes, vec![redirect("cache", on_service()), large]);
+    assert_eq!(told(&outcome), [full("BalancingPolicy kube-system/out")]);
+    assert_eq!(dials(&scene), ["10.244.1.5:5353", "10.244.2.5:53", "refused"]);
+    scene.planner.apply(Fact::PodGone(pod("a", "10.244.1.5").name));
+    scene.planner.retry(&outcome);
+    reconcile(&mut scene.tables, &mut scene.memory, &scene.planner.take(), false);
+    assert_eq!(dials(&scene), ["10.244.2.5:53", "10.244.2.5:53", "refused"]);
+    scene.policy(balance("out", on_service(), &["192.0.2.53"]));
+    assert_eq!(dials(&scene), ["192.0.2.53:9053", "10.244.2.5:53", "refused"]);
+}
+
+#[test]
+fn a_frontend_that_a_policy_takes_is_counted_as_its_services() {
+    // Three: the address itself, and the port at it and at the load balancer.
+    let sizes = |frontends| Sizes { frontends, ..Sizes::for_services(64) };
+    let (scene, outcome) = cramped(sizes(2), vec![balance("out", on_service(), &["192.0.2.53"])]);
+    assert!(scene.memory.rows.frontends.is_empty(), "half a service: {:?}", scene.memory.rows.frontends);
+    let refused = ["BalancingPolicy kube-system/out", "Service kube-system/dns"];
+    assert_eq!(told(&outcome), refused.map(|name| (name.to_owned(), "tableFull")));
+    let (scene, outcome) = cramped(sizes(3), vec![balance("out", on_service(), &["192.0.2.53"])]);
+    assert!(outcome.is_clean() && scene.memory.rows.frontends.len() == 3, "{outcome:?}");
+}
+
+/// Whoever may write a Service could otherwise take it from all who use it.
+#[test]
+fn no_outer_address_of_a_service_takes_a_virtual_one() {
+    let mut scene = Scene::new();
+    let virtual_ip = address("169.254.20.10");
+    for outer in [
+        Service { external_ips: [virtual_ip].into(), ..dns() },
+        Service { load_balancer_ips: [virtual_ip].into(), ..dns() },
+    ] {
+        scene.apply(Fact::Service(outer.clone()));
+        assert_eq!(scene.dial(VIRTUAL), "10.244.2.5:53");
+        let policy = balance("out", at_virtual("169.254.20.10"), &["192.0.2.53"]);
+        scene.policy(policy.clone());
+        assert_eq!((scene.reason("out"), scene.dial(VIRTUAL)), (None, "192.0.2.53:9053".into()));
+        let told = scene.planner.refusals();
+        assert!(told.iter().any(|r| r.subject == "Service kube-system/dns" && r.reason == "virtualRange"), "{told:?}");
+        // Empty, it still is the policy's.
+        scene.policy(balance("out", at_virtual("169.254.20.10"), &["fd00::3"]));
+        assert_eq!(scene.dial(VIRTUAL), "refused");
+        scene.apply(Fact::PolicyGone(policy.name));
+        assert_eq!(scene.dial(VIRTUAL), "10.244.2.5:53");
+    }
+}
+
+#[test]
+fn an_external_ip_that_is_not_allowed_takes_no_virtual_address() {
+    let mut scene = Scene::new();
+    scene.planner = Planner::new(Rules { external_ips: ExternalIps::Off, ..Rules::for_node("n1") });
+    scene.apply(Fact::Service(Service { external_ips: [address("169.254.20.10")].into(), ..dns() }));
+    scene.policy(balance("out", at_virtual("169.254.20.10"), &["192.0.2.53"]));
+    assert_eq!((scene.reason("out"), scene.dial(VIRTUAL)), (None, "192.0.2.53:9053".into()));
+}
+
+#[test]
+fn a_metadata_address_is_no_services_unless_listed_by_itself() {
+    let mut scene = Scene::new();
+    let outer = |at| Service { external_ips: [address(at)].into(), load_balancer_ips: [address(at)].into(), ..dns() };
+    for at in ["169.254.169.254", "169.254.170.2", "168.63.129.16", "100.100.100.200", "169.254.0.5"] {
+        scene.apply(Fact::Service(outer(at)));
+        let told: Vec<_> = scene.planner.refusals().into_iter().map(|refusal| refusal.reason).collect();
+        assert_eq!((scene.dial(&format!("{at}:53")), told), ("untouched".into(), vec!["metadataAddress"]), "{at}");
+    }
+    let mut rules = Rules::for_node("n1");
+    rules.virtual_ranges.push("100.100.100.200/32".parse().unwrap());
+    scene.planner = Planner::new(rules);
+    scene.apply(Fact::Service(outer("100.100.100.200")));
+    assert_eq!((scene.dial("100.100.100.200:53"), scene.planner.refusals()), ("refused".into(), vec![]));
 }
 
 #[test]

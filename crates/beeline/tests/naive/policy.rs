@@ -62,15 +62,14 @@ impl Naive<'_> {
         policy.nodes.as_ref().is_none_or(|selector| selector.matches(&labels))
     }
 
-    /// Allowed, and nobody's address.
+    /// Allowed, and nobody's address; a Service's LB address or externalIP there goes after it.
     fn is_free(&self, at: Address) -> bool {
         let metadata = at.to_string().starts_with("169.254.169.");
         let allowed = self.rules.virtual_ranges.iter().any(|net| net.contains(&at.ip())) && !metadata;
         let services = self.facts.services.values();
-        let lists = |s: &Service| [s.cluster_ips.clone(), s.load_balancer_ips.clone(), s.external_ips.clone()].concat();
         let nodes = self.facts.nodes.values();
         allowed
-            && !services.flat_map(lists).any(|a| a == at)
+            && !services.flat_map(|service| service.cluster_ips.iter()).any(|a| *a == at)
             && !nodes.flat_map(|n| n.addresses.iter().map(|(_, a)| *a).chain(n.entry.iter().copied())).any(|a| a == at)
             && !self.rules.own_addresses.contains(&at)
             && !self.own_pods().any(|pod| pod.addresses.contains(&at))

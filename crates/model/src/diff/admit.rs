@@ -1,12 +1,18 @@
 //! *Admit*: a table that cannot hold every new frontend holds those of whole services, in the order of their names. Half
-//! a service would take the room of another and serve nobody.
+//! a service would take the room of another and serve nobody. A frontend that a policy takes is still its Service's.
 
 use super::Work;
+use crate::claim::Claim;
 use crate::name::OwnerName;
 use crate::op::{MapError, Maps};
 use crate::planner::Delta;
 use crate::row::FrontendKey;
 use std::collections::BTreeMap;
+
+/// Whose dials come to nothing without this row: the last one that they may lead to.
+pub(super) fn beneficiary<'d>(delta: &'d Delta, key: &FrontendKey, claim: &'d Claim) -> &'d OwnerName {
+    &delta.below(key).last().unwrap_or(claim).service
+}
 
 const FULL: MapError = MapError::Full("frontend");
 
@@ -20,8 +26,8 @@ impl<M: Maps> Work<'_, M> {
         }
         let mut wanted: BTreeMap<&OwnerName, usize> = BTreeMap::new();
         let claimed = delta.frontends.iter().filter_map(|(key, claim)| Some((key, claim.as_ref()?)));
-        for (_, claim) in claimed.filter(|(key, _)| self.is_new(key)) {
-            *wanted.entry(&claim.service).or_default() += 1;
+        for (key, claim) in claimed.filter(|(key, _)| self.is_new(key)) {
+            *wanted.entry(beneficiary(delta, key, claim)).or_default() += 1;
         }
         for (service, rows) in wanted {
             match room.checked_sub(rows) {

@@ -29,6 +29,7 @@ impl<M: Maps> Work<'_, M> {
 
     fn make_service(&mut self, name: &OwnerName, plan: &ServicePlan) -> Result<(), MapError> {
         self.make_sources(plan)?;
+        self.relink(plan)?;
         self.make_policy(name, plan)?;
         for set in &plan.sets {
             self.make_set(name, set)?;
@@ -149,16 +150,13 @@ impl<M: Maps> Work<'_, M> {
             own_node: plan.name.audience == Audience::OwnNode,
         };
         match self.tables.sets.get(&plan.name).copied() {
+            Some(id) if plan.policy.is_some() => {
+                self.change_members(service, id, wanted)?;
+                self.change_policy_header(service, id, header)
+            }
             Some(id) => self.change_set(service, id, wanted, header),
             None => self.create_set(plan, owner, wanted, header),
         }
-    }
-
-    /// Made before this one (`in_order`). Where it could not be, a dial would find nothing below: all stays as it is.
-    fn set_below(&self, plan: &SetPlan) -> Result<SetId, MapError> {
-        let Some(name) = &plan.next else { return Ok(SET_NONE) };
-        let below = self.tables.sets.get(name).copied();
-        below.ok_or_else(|| MapError::Failed(format!("{name}, the set below {}, is missing", plan.name)))
     }
 
     fn create_set(
@@ -223,7 +221,7 @@ impl<M: Maps> Work<'_, M> {
         if empties {
             self.change_header(id, row.header, header)?;
         }
-        self.change_members(id, &row, wanted)?;
+        self.change_members(service, id, wanted)?;
         if header.own_node && !empties && header.when_empty != row.header.when_empty {
             self.late.push((service.clone(), Op::Header(id, header)));
             return Ok(());
@@ -231,14 +229,19 @@ impl<M: Maps> Work<'_, M> {
         if empties { Ok(()) } else { self.change_header(id, row.header, header) }
     }
 
-    fn change_header(&mut self, id: SetId, old: Header, new: Header) -> Result<(), MapError> {
+    pub(super) fn change_header(&mut self, id: SetId, old: Header, new: Header) -> Result<(), MapError> {
         if old == new { Ok(()) } else { self.write(Op::Header(id, new)) }
     }
 
-    fn change_members(&mut self, id: SetId, row: &SetRow, wanted: &[BackendId]) -> Result<(), MapError> {
-        let current = self.tables.rows.members(row).to_vec();
+    fn change_members(&mut self, service: &OwnerName, id: SetId, wanted: &[BackendId]) -> Result<(), MapError> {
+        let row = self.tables.rows.sets[id];
+        let current = self.tables.rows.members(&row).to_vec();
         let (added, removed) = difference(&current, wanted);
         if added.is_empty() && removed.is_empty() {
+            return Ok(());
+        }
+        if wanted.is_empty() {
+            self.empties.push((service.clone(), id));
             return Ok(());
         }
         self.tables.touched.backends.extend(removed.iter().copied());
@@ -247,10 +250,6 @@ impl<M: Maps> Work<'_, M> {
         let kept = current.len() > removed.len();
         if kept && added.len() + removed.len() <= IN_PLACE && current.len() + added.len() <= capacity {
             return self.change_in_place(id, row.span, current, &added, &removed);
-        }
-        if wanted.is_empty() {
-            return self
-                .write(Op::Span(id, Span { count: 0, generation: row.span.generation.wrapping_add(1), ..row.span }));
         }
         self.flip(id, row.span, wanted)
     }

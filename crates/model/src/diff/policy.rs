@@ -52,8 +52,18 @@ impl<M: Maps> Work<'_, M> {
         for cgroup in &plan.members {
             self.tables.touched.selected.remove(&(id, *cgroup));
             if !self.tables.rows.selected.contains(&(id, *cgroup)) {
+                self.check_below(plan)?;
                 self.write(Op::Member(id, *cgroup, true))?;
             }
+        }
+        Ok(())
+    }
+
+    /// A pod that is selected from now on is served by who is below.
+    fn check_below(&self, plan: &ServicePlan) -> Result<(), MapError> {
+        for set in &plan.sets {
+            let below = self.set_below(set)?;
+            self.failed_below(below).cloned().map_or(Ok(()), Err)?;
         }
         Ok(())
     }
@@ -89,12 +99,15 @@ impl<M: Maps> Work<'_, M> {
 
     // ---- sweep ----
 
-    pub(super) fn sweep_policies(&mut self) {
+    pub(super) fn sweep_members(&mut self) {
         for (id, cgroup) in std::mem::take(&mut self.tables.touched.selected) {
             if self.sweep_member(id, cgroup).is_err() {
                 self.tables.touched.selected.insert((id, cgroup));
             }
         }
+    }
+
+    pub(super) fn sweep_policies(&mut self) {
         for id in std::mem::take(&mut self.tables.touched.policies) {
             if self.sweep_policy(id).is_err() {
                 self.tables.touched.policies.insert(id);
@@ -102,8 +115,12 @@ impl<M: Maps> Work<'_, M> {
         }
     }
 
-    /// A set that the policy should have no more, and to which something still leads, may hold the pod.
+    /// A set that the policy should have no more, and to which something still leads, may hold the pod, and so may one that
+    /// could not be written.
     fn sweep_member(&mut self, id: PolicyId, cgroup: u64) -> Result<(), MapError> {
+        if let Some(error) = self.tables.policy_name(id).and_then(|name| self.failed(&name)) {
+            return Err(error.clone());
+        }
         if self.tables.policy_refs.get(id) > self.tables.policy_sets.get(id) {
             return Err(MapError::Failed("a set that should be gone is in use".into()));
         }

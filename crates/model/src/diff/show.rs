@@ -2,6 +2,7 @@
 //! the old answer or the new one, also when a write fails.
 
 use super::Work;
+use super::admit::beneficiary;
 use crate::address::{Address, Family};
 use crate::claim::Claim;
 use crate::hash::HashSet;
@@ -31,7 +32,14 @@ impl<M: Maps> Work<'_, M> {
     pub(super) fn put_frontends(&mut self, delta: &Delta, tier: Tier) {
         let mut puts = Vec::new();
         let claimed = delta.frontends.iter().filter_map(|(key, claim)| Some((key, claim.as_ref()?)));
-        for (key, claim) in claimed.filter(|(key, _)| key.tier() == tier) {
+        for (key, winner) in claimed.filter(|(key, _)| key.tier() == tier) {
+            let claim = self.able(winner, delta.below(key));
+            let whose = beneficiary(delta, key, winner);
+            if let Err(error) = self.check_room(key, whose) {
+                self.fail(&winner.service, error.clone());
+                self.fail_frontend(key, whose, error);
+                continue;
+            }
             match self.may_put(key, claim).and_then(|()| self.frontend_put(key, claim)) {
                 Ok(op) => puts.extend(op.map(|op| (&claim.service, op))),
                 Err(error) => self.fail_frontend(key, &claim.service, error),
@@ -40,16 +48,35 @@ impl<M: Maps> Work<'_, M> {
         self.write_many(puts);
     }
 
-    /// No row that a miss falls back to while an exact row of that service, or above that row, is missing; and no row
-    /// that leads to restricted backends while their ranges may be old ones.
+    /// A policy that has no room must not take down who is below it: the first whose set could be made.
+    fn able<'d>(&self, winner: &'d Claim, below: &'d [Claim]) -> &'d Claim {
+        let is_full = matches!(self.tables.held.services.get(&winner.service), Some(MapError::Full(_)));
+        if !is_full || self.frontend_row(winner).is_some() {
+            return winner;
+        }
+        below.iter().find(|claim| self.frontend_row(claim).is_some()).unwrap_or(winner)
+    }
+
+    /// No row that a miss falls back to while an exact row of that service, or above that row, is missing; no row that
+    /// leads to restricted backends while their ranges may be old ones; and none away from a policy to where somebody
+    /// should be by now whose write failed.
     fn may_put(&self, key: &FrontendKey, claim: &Claim) -> Result<(), MapError> {
         let restricted = claim.set.as_ref().is_some_and(|set| set.audience == Audience::Sources);
         let failed = self.tables.held.services.get(&claim.service);
         let error = match key.tier() {
-            Tier::Exact => failed.filter(|_| restricted),
+            Tier::Exact => failed.filter(|_| restricted).or_else(|| self.failed_instead(key, claim)),
             Tier::Fallback => failed.or_else(|| self.tables.held.missing_above(key)),
         };
-        error.cloned().map_or_else(|| self.check_room(key, &claim.service), Err)
+        error.cloned().map_or(Ok(()), Err)
+    }
+
+    fn failed_instead(&self, key: &FrontendKey, claim: &Claim) -> Option<&MapError> {
+        if self.tables.held.services.is_empty() {
+            return None;
+        }
+        let (old, new) = (self.tables.rows.frontends.get(key)?, self.frontend_row(claim)?);
+        let serves = self.tables.rows.sets.get(old.set).is_some_and(|row| row.rule != Rule::Service);
+        if serves && old.set != new.set { self.failed_below(new.set) } else { None }
     }
 
     fn fail_frontend(&mut self, key: &FrontendKey, service: &OwnerName, error: MapError) {

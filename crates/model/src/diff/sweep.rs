@@ -31,10 +31,13 @@ impl Sources<'_> {
 
 impl<M: Maps> Work<'_, M> {
     pub(super) fn sweep(&mut self, delta: &Delta) {
-        let mut owners = self.touched_owners();
-        while let Some(owner) = owners.pop() {
-            // The set below one that goes may have nothing else that leads to it.
-            owners.extend(self.sweep_sets(owner));
+        self.sweep_all_sets();
+        self.sweep_members();
+        let relinks = !self.links.is_empty();
+        self.change_links();
+        self.empty_rest();
+        if relinks {
+            self.sweep_all_sets();
         }
         self.sweep_backends();
         let sources = Sources::of(delta);
@@ -46,6 +49,14 @@ impl<M: Maps> Work<'_, M> {
         self.sweep_policies();
         self.sweep_nodes();
         self.sweep_ports();
+    }
+
+    fn sweep_all_sets(&mut self) {
+        let mut owners = self.touched_owners();
+        while let Some(owner) = owners.pop() {
+            // The set below one that goes may have nothing else that leads to it.
+            owners.extend(self.sweep_sets(owner));
+        }
     }
 
     fn touched_owners(&self) -> Vec<OwnerId> {
@@ -69,7 +80,8 @@ impl<M: Maps> Work<'_, M> {
 
     /// Gives the owners of what the swept ones led to.
     fn sweep_sets(&mut self, owner: OwnerId) -> Vec<OwnerId> {
-        let unused = |id: &SetId| !self.tables.refs.contains(*id) && !self.is_linked(*id);
+        let wanted = |id| self.tables.refs.contains(id) || self.is_linked(id) || self.is_to_be_linked(id);
+        let unused = |id: &SetId| !wanted(*id);
         let sets: Vec<SetId> = self.tables.sets_of.get(owner).into_iter().flatten().copied().filter(unused).collect();
         let mut below = Vec::new();
         for id in sets {

@@ -4,6 +4,7 @@
 use super::register::service_of;
 use super::{Delta, Planner};
 use crate::address::Address;
+use crate::claim::Claim;
 use crate::fact::Slice;
 use crate::hash::HashSet;
 use crate::name::OwnerName;
@@ -30,11 +31,19 @@ impl Planner {
             self.settle_contests(&mut delta, &keys);
         }
         let winner = |key: FrontendKey| (key, self.claims.winner(&key).cloned());
+        if self.claims.is_contested() {
+            delta.below = keys.iter().filter_map(|key| Some((*key, self.below(key)?))).collect();
+        }
         delta.frontends = keys.into_iter().map(winner).collect();
         if std::mem::take(&mut self.nodes_dirty) {
             delta.nodes = Some(self.node_rows());
         }
         delta
+    }
+
+    fn below(&self, key: &FrontendKey) -> Option<Vec<Claim>> {
+        let claims: Vec<Claim> = self.claims.chain(key).skip(1).cloned().collect();
+        (!claims.is_empty()).then_some(claims)
     }
 
     fn plan_all(&self, names: HashSet<OwnerName>) -> Vec<(OwnerName, Option<ServicePlan>)> {
@@ -101,11 +110,10 @@ impl Planner {
     /// Whose an address is that a policy wants.
     fn whose(&self, address: &Address) -> Option<String> {
         let known = self.claims.claimants(&FrontendKey::known(*address)).first();
-        match (known, self.outer.contains_key(address), self.hosts.get(address)) {
-            (Some(claim), ..) => Some(format!("the ClusterIP of Service {}", claim.service)),
-            (None, true, _) => Some("a Service's load-balancer address or externalIP".into()),
-            (None, false, Some(node)) => Some(format!("an address of node {node}, or of a pod on it")),
-            (None, false, None) => None,
+        match (known, self.hosts.get(address)) {
+            (Some(claim), _) => Some(format!("the ClusterIP of Service {}", claim.service)),
+            (None, Some(node)) => Some(format!("an address of node {node}, or of a pod on it")),
+            (None, None) => None,
         }
     }
 

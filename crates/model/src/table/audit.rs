@@ -28,7 +28,7 @@ impl Tables {
     }
 
     fn audit_frontends(&self) -> Check {
-        let mut refs: ById<u32> = ById::default();
+        let (mut refs, mut links): (ById<u32>, ById<u32>) = Default::default();
         let mut port_refs: HashMap<(crate::Protocol, u16, bool), u32> = HashMap::default();
         for (key, row) in &self.rows.frontends {
             refs.count(row.set, 1);
@@ -41,7 +41,9 @@ impl Tables {
         }
         for set in self.rows.sets.values().filter(|set| set.header.next != SET_NONE) {
             refs.count(set.header.next, 1);
+            links.count(set.header.next, 1);
         }
+        ensure(links == self.links, || format!("links to sets: {links:?}, counted {:?}", self.links))?;
         ensure(refs == self.refs, || format!("references of sets: {refs:?}, counted {:?}", self.refs))?;
         ensure(port_refs == self.port_refs, || {
             format!("references of ports: {port_refs:?}, counted {:?}", self.port_refs)

@@ -1,0 +1,61 @@
+//! *Empty*: a set whose last member goes. A dial that may still come to it must find somebody above or below by then, so in
+//! a chain this is the last thing that happens, from the top: redirects, then (once the pods that they select no more are
+//! forgotten) what is below them.
+
+use super::Work;
+use super::policy::rank;
+use crate::hash::HashSet;
+use crate::name::OwnerName;
+use crate::op::{MapError, Maps, Op};
+use crate::row::{SetId, Span};
+
+impl<M: Maps> Work<'_, M> {
+    /// Nobody is above or below these, nor should be.
+    pub(super) fn empty_unlinked(&mut self) {
+        let planned: HashSet<SetId> =
+            self.next_of.values().filter_map(|name| self.tables.sets.get(*name)).copied().collect();
+        self.empty_those(|work, name, id| {
+            let linked = work.tables.links.contains(id) || planned.contains(&id) || work.is_linked(id);
+            rank(name) == 0 && !linked
+        });
+    }
+
+    pub(super) fn empty_redirects(&mut self) {
+        self.empty_those(|_, name, _| rank(name) == 2);
+    }
+
+    pub(super) fn empty_rest(&mut self) {
+        self.empty_those(|_, _, _| true);
+    }
+
+    /// A set that waits for one above is not held: the one above might in turn wait for it.
+    fn empty_those(&mut self, is_due: impl Fn(&Self, &OwnerName, SetId) -> bool) {
+        let all = std::mem::take(&mut self.empties);
+        let (mut due, later): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, id)| is_due(self, name, *id));
+        self.empties = later;
+        due.sort_by_key(|(name, _)| std::cmp::Reverse(rank(name)));
+        for (name, id) in due {
+            match self.needed_above(&name, id) {
+                Some(error) => _ = self.outcome.failed.entry(name).or_insert(error),
+                None => self.empty_set(id).unwrap_or_else(|error| self.fail(&name, error)),
+            }
+        }
+    }
+
+    /// Whoever should serve in its place from above is not there yet.
+    fn needed_above(&self, name: &OwnerName, id: SetId) -> Option<MapError> {
+        if rank(name) == 2 {
+            return None;
+        }
+        let known = self.still_selected().filter(|_| self.tables.links.contains(id));
+        known.or_else(|| self.failed_above(id).cloned())
+    }
+
+    fn empty_set(&mut self, id: SetId) -> Result<(), MapError> {
+        // Swept meanwhile, or left empty by a plan that was made a second time.
+        let Some(row) = self.tables.rows.sets.get(id).copied().filter(|row| row.span.count > 0) else { return Ok(()) };
+        self.failed_below(row.header.next).cloned().map_or(Ok(()), Err)?;
+        self.tables.touched.backends.extend(self.tables.rows.members(&row));
+        self.write(Op::Span(id, Span { count: 0, generation: row.span.generation.wrapping_add(1), ..row.span }))
+    }
+}
