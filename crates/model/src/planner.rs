@@ -4,6 +4,7 @@
 //! Indexes: slice -> service, address -> claimants in order, node -> services (those with external Local); those of
 //! policies are in `register`.
 
+mod member;
 mod place;
 mod register;
 mod settle;
@@ -41,6 +42,8 @@ pub struct Planner {
     slice_owner: HashMap<SliceName, OwnerName>,
     nodes: BTreeMap<Name, Node>,
     register: Register,
+    /// Whoever feeds us works out the pods of policies itself: there is no controller to wait for.
+    publishes: bool,
     /// Load-balancer addresses and externalIPs, and how many Services have each.
     outer: HashMap<Address, u32>,
     /// Derived from `nodes` and the interfaces, kept because every plan asks.
@@ -73,6 +76,7 @@ impl Planner {
             slice_owner: HashMap::default(),
             nodes: BTreeMap::new(),
             register: Register::default(),
+            publishes: false,
             outer: HashMap::default(),
             hosts: BTreeMap::new(),
             others: Vec::new(),
