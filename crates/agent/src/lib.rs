@@ -12,12 +12,14 @@ mod listen;
 mod member;
 mod metric;
 mod owner;
+mod policy;
 mod probe;
 mod refused;
 pub mod run;
 mod self_test;
 mod settings;
 mod socket;
+mod stale;
 mod state;
 pub mod status;
 

@@ -1,10 +1,11 @@
 //! Pods that LocalRedirectPolicies select, and their cgroups. Such a pod joins its policy's set only once its cgroup is
 //! known, or it would be sent to itself; so they are looked for as soon as source and kubelet have told of both.
+//!
+//! Who is selected is the planner's knowledge, and asked there: this remembers what was found, and whether to look again.
 
 use beeline_datapath::pod::{PodCgroup, pods_below};
-use beeline_model::fact::{Fact, Pod, PodName};
-use beeline_model::policy::{PolicyKind, PolicyName, Target};
-use beeline_model::selector::Selector;
+use beeline_model::fact::{Fact, Pod};
+use beeline_model::planner::Planner;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -17,36 +18,38 @@ pub struct News {
 
 #[derive(Debug, Default)]
 pub struct Members {
-    pods: HashMap<PodName, Pod>,
-    selectors: BTreeMap<PolicyName, Selector>,
     /// By UID.
-    known: HashMap<Box<str>, u64>,
-    /// Facts came that may change who is wanted.
+    known: HashMap<Box<str>, (u64, PathBuf)>,
+    /// Found, and not to be had: why, by UID.
+    failed: BTreeMap<Box<str>, String>,
+    /// Somebody is wanted now who was not, or no longer.
     stirred: bool,
     /// Some wanted pod has no cgroup yet.
     open: bool,
 }
 
 impl Members {
-    pub fn apply(&mut self, fact: &Fact) {
-        let stirs = match fact {
-            Fact::Pod(pod) => self.pods.insert(pod.name.clone(), pod.clone()).as_ref() != Some(pod),
-            Fact::PodGone(name) => self.pods.remove(name).is_some(),
-            Fact::Policy(policy) => match (&policy.name.kind, &policy.target) {
-                (PolicyKind::LocalRedirect, Target::LocalPods { selector, .. }) => {
-                    self.selectors.insert(policy.name.clone(), selector.clone()).as_ref() != Some(selector)
-                }
-                _ => false,
-            },
-            Fact::PolicyGone(name) => self.selectors.remove(name).is_some(),
+    /// To be asked before the planner takes the fact in: what it changes is told by what was there. Most that happens to
+    /// pods, such as becoming ready, changes nothing here.
+    pub fn apply(&mut self, fact: &Fact, planner: &Planner) {
+        let wanted = |pod: Option<&Pod>| pod.filter(|pod| planner.needs_cgroup(pod)).map(|pod| pod.uid.clone());
+        self.stirred |= match fact {
+            Fact::Pod(pod) => wanted(planner.pod(&pod.name)) != wanted(Some(pod)),
+            Fact::PodGone(name) => wanted(planner.pod(name)).is_some(),
+            Fact::Policy(policy) => planner.selector_of(&policy.name) != policy.local_selector(),
+            Fact::PolicyGone(name) => planner.selector_of(name).is_some(),
             _ => false,
         };
-        self.stirred |= stirs;
     }
 
-    /// A look is worth while.
+    /// Look now.
+    pub fn is_stirred(&self) -> bool {
+        self.stirred
+    }
+
+    /// Look now and then.
     pub fn is_open(&self) -> bool {
-        self.stirred || self.open
+        self.open
     }
 
     /// Everything is asked again: a kubelet may have made its cgroups anew.
@@ -55,9 +58,9 @@ impl Members {
     }
 
     /// Looks at the cgroups below `root`, if anybody is wanted.
-    pub fn look(&mut self, root: &Path) -> Vec<News> {
+    pub fn look(&mut self, root: &Path, planner: &Planner) -> Vec<News> {
         self.stirred = false;
-        let wanted = self.wanted();
+        let wanted: HashSet<Box<str>> = planner.pods_with_need().map(|pod| pod.uid.clone()).collect();
         if wanted.is_empty() && self.known.is_empty() {
             self.open = false;
             return Vec::new();
@@ -66,40 +69,48 @@ impl Members {
         self.compare(&wanted, found)
     }
 
-    /// A manifest written by hand has no UID, no kubelet and no cgroup. One that has ended has no address.
-    fn wanted(&self) -> HashSet<Box<str>> {
-        let is_wanted = |pod: &&Pod| !pod.uid.is_empty() && !pod.addresses.is_empty() && self.is_selected(pod);
-        self.pods.values().filter(is_wanted).map(|pod| pod.uid.clone()).collect()
-    }
-
-    fn is_selected(&self, pod: &Pod) -> bool {
-        let of = |policy: &PolicyName| policy.cluster == pod.name.cluster && policy.namespace == pod.name.namespace;
-        self.selectors.iter().any(|(policy, selector)| of(policy) && selector.matches(&pod.labels))
-    }
-
     fn compare(&mut self, wanted: &HashSet<Box<str>>, found: Vec<PodCgroup>) -> Vec<News> {
         let found = found.into_iter().map(|pod| (pod.uid.into_boxed_str(), (pod.id, pod.path)));
         let found: HashMap<Box<str>, (u64, PathBuf)> = found.filter(|(uid, _)| wanted.contains(uid)).collect();
         self.open = found.len() < wanted.len();
+        self.failed.retain(|uid, _| found.contains_key(uid));
         let gone = self.known.keys().filter(|uid| !found.contains_key(*uid)).cloned();
         let mut news: Vec<News> = gone.map(|uid| News { uid, cgroup: None }).collect();
-        let new = found.iter().filter(|(uid, (id, _))| self.known.get(*uid) != Some(id));
+        let new = found.iter().filter(|(uid, at)| self.known.get(*uid) != Some(at));
         news.extend(new.map(|(uid, at)| News { uid: uid.clone(), cgroup: Some(at.clone()) }));
-        self.known = found.into_iter().map(|(uid, (id, _))| (uid, id)).collect();
+        self.known = found;
         news
+    }
+
+    /// What was found could not be used: it is found again at the next look. Says whether that is new.
+    pub fn fail(&mut self, uid: &str, why: String) -> bool {
+        self.known.remove(uid);
+        self.open = true;
+        self.failed.insert(uid.into(), why.clone()) != Some(why)
+    }
+
+    pub fn succeed(&mut self, uid: &str) {
+        self.failed.remove(uid);
+    }
+
+    /// Of all that are known now.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.known.values().map(|(_, path)| path.as_path())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use beeline_model::policy::{Matcher, Policy};
-    use beeline_model::selector::{Demand, Labels, Requirement};
+    use beeline_model::fact::PodName;
+    use beeline_model::policy::{Matcher, Policy, PolicyKind, PolicyName, Target};
+    use beeline_model::rules::Rules;
+    use beeline_model::selector::{Demand, Labels, Requirement, Selector};
 
     const UID: &str = "0c9a3a3e-5b1f-4c3d-9a55-6f0e3f1d2b11";
 
-    fn pod(namespace: &str, uid: &str, app: &str) -> Fact {
-        Fact::Pod(Pod {
+    fn pod(namespace: &str, uid: &str, app: &str) -> Pod {
+        Pod {
             name: PodName { cluster: "local".into(), namespace: namespace.into(), name: "cache".into() },
             uid: uid.into(),
             node: Some("n1".into()),
@@ -109,7 +120,7 @@ mod tests {
             labels: Labels::from([("app".into(), app.into())]),
             ready: true,
             ports: [].into(),
-        })
+        }
     }
 
     fn policy() -> Policy {
@@ -133,28 +144,57 @@ mod tests {
         PodCgroup { uid: uid.into(), path: PathBuf::from(format!("/kubepods/pod{uid}")), id, inside: Vec::new() }
     }
 
+    struct Scene {
+        members: Members,
+        planner: Planner,
+    }
+
+    impl Scene {
+        fn new() -> Scene {
+            Scene { members: Members::default(), planner: Planner::new(Rules::for_node("n1")) }
+        }
+
+        /// Whether it is a reason to look.
+        fn stirs(&mut self, fact: Fact) -> bool {
+            self.members.stirred = false;
+            self.members.apply(&fact, &self.planner);
+            self.planner.apply(fact);
+            self.members.stirred
+        }
+    }
+
+    #[test]
+    fn only_a_change_of_who_is_selected_is_a_reason_to_look() {
+        let mut scene = Scene::new();
+        assert!(!scene.stirs(Fact::Pod(pod("dns", UID, "cache"))), "there is no policy");
+        assert!(scene.stirs(Fact::Policy(policy())));
+        assert!(!scene.stirs(Fact::Policy(Policy { generation: 2, ..policy() })), "another part of it");
+        assert!(!scene.stirs(Fact::Pod(Pod { ready: false, ..pod("dns", UID, "cache") })));
+        assert!(scene.stirs(Fact::Pod(pod("dns", UID, "web"))), "no longer");
+        assert!(!scene.stirs(Fact::Pod(Pod { ready: false, ..pod("dns", UID, "web") })));
+        assert!(scene.stirs(Fact::Pod(pod("dns", UID, "cache"))));
+        assert!(scene.stirs(Fact::Pod(pod("dns", "another", "cache"))), "made anew under its name");
+        assert!(scene.stirs(Fact::Pod(Pod { node: Some("n2".into()), ..pod("dns", "another", "cache") })));
+        assert!(!scene.stirs(Fact::PodGone(pod("dns", "another", "cache").name)), "it was not here any more");
+        assert!(scene.stirs(Fact::PolicyGone(policy().name)));
+    }
+
     #[test]
     fn only_pods_that_a_policy_selects_are_looked_for() {
-        let mut members = Members::default();
-        members.apply(&pod("dns", UID, "cache"));
-        assert!(members.wanted().is_empty(), "there is no policy");
-        members.apply(&Fact::Policy(policy()));
-        assert_eq!(members.wanted().len(), 1);
-        for (namespace, uid, app) in [("other", UID, "cache"), ("dns", UID, "web"), ("dns", "", "cache")] {
-            let mut members = Members::default();
-            members.apply(&Fact::Policy(policy()));
-            members.apply(&pod(namespace, uid, app));
-            assert!(members.wanted().is_empty(), "{namespace} {uid:?} {app}");
+        for (namespace, uid, app, wanted) in
+            [("dns", UID, "cache", 1), ("other", UID, "cache", 0), ("dns", UID, "web", 0), ("dns", "", "cache", 0)]
+        {
+            let mut scene = Scene::new();
+            scene.stirs(Fact::Policy(policy()));
+            scene.stirs(Fact::Pod(pod(namespace, uid, app)));
+            assert_eq!(scene.planner.pods_with_need().count(), wanted, "{namespace} {uid:?} {app}");
         }
     }
 
     #[test]
     fn news_come_once_and_go_with_the_pod() {
         let mut members = Members::default();
-        members.apply(&Fact::Policy(policy()));
-        members.apply(&pod("dns", UID, "cache"));
-        assert!(members.is_open());
-        let wanted = members.wanted();
+        let wanted = HashSet::from([UID.into()]);
         let mut compare = |found: Vec<PodCgroup>| (members.compare(&wanted, found), members.open);
         assert_eq!(compare(vec![]), (vec![], true), "the kubelet has not made it yet");
         let news = |cgroup| vec![News { uid: UID.into(), cgroup }];
@@ -165,5 +205,19 @@ mod tests {
         assert_eq!(compare(vec![]), (news(None), true));
         assert_eq!(members.compare(&HashSet::new(), vec![cgroup(UID, 9)]), vec![]);
         assert!(!members.open);
+    }
+
+    #[test]
+    fn what_could_not_be_used_is_tried_again() {
+        let mut members = Members::default();
+        let wanted = HashSet::from([UID.into()]);
+        assert_eq!(members.compare(&wanted, vec![cgroup(UID, 7)]).len(), 1);
+        assert!(members.fail(UID, "too deep".into()) && members.is_open());
+        assert_eq!(members.compare(&wanted, vec![cgroup(UID, 7)]).len(), 1, "found again");
+        assert!(!members.fail(UID, "too deep".into()), "said once");
+        assert_eq!(members.compare(&wanted, vec![cgroup(UID, 7)]).len(), 1);
+        members.succeed(UID);
+        assert_eq!((members.compare(&wanted, vec![cgroup(UID, 7)]).len(), members.paths().count()), (0, 1));
+        assert!(members.fail(UID, "too deep".into()), "it had gone");
     }
 }

@@ -2,6 +2,8 @@
 
 use crate::health::{Health, Page};
 use crate::state::State;
+use beeline_model::PortName;
+use beeline_model::policy::PolicyKind;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -10,16 +12,40 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
 
+/// Of a Service's port, or of a policy's, whose name is the label `service` then.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PortLabels {
+    kind: &'static str,
     namespace: String,
     service: String,
     port: String,
     protocol: String,
 }
 
+impl PortLabels {
+    fn of(name: &PortName) -> PortLabels {
+        PortLabels {
+            kind: match name.service.policy_kind() {
+                None => "service",
+                Some(PolicyKind::LocalRedirect) => "localRedirect",
+                Some(PolicyKind::Balancing) => "balancing",
+            },
+            namespace: name.service.namespace().into(),
+            service: name.service.name().into(),
+            port: name.port.to_string(),
+            protocol: name.protocol.to_string(),
+        }
+    }
+
+    fn backend(&self, address: String) -> BackendLabels {
+        let PortLabels { kind, namespace, service, port, protocol } = self.clone();
+        BackendLabels { kind, namespace, service, port, protocol, address }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct BackendLabels {
+    kind: &'static str,
     namespace: String,
     service: String,
     port: String,
@@ -106,25 +132,21 @@ fn no_local_services(state: &State) -> (i64, i64) {
 }
 
 fn register_tables(registry: &mut Registry, state: &State) {
-    let status = state.status();
-    let (counts, sizes) = (status.counts, status.kernel.sizes);
+    let (rows, sizes) = (state.tables.rows(), state.settings.sizes);
     for (name, help, used, size) in [
-        ("beeline_frontends", "Rows of the frontend table", state.tables.rows().frontends.len(), sizes.frontends),
-        ("beeline_sets", "Rows of the set table", counts.sets, sizes.sets),
-        ("beeline_backends", "Rows of the backend table", counts.backends, sizes.backends),
+        ("beeline_frontends", "Rows of the frontend table", rows.frontends.len(), sizes.frontends),
+        ("beeline_sets", "Rows of the set table", rows.sets.len(), sizes.sets),
+        ("beeline_backends", "Rows of the backend table", rows.backends.len(), sizes.backends),
     ] {
         gauge(registry, name, help, used as i64);
         gauge(registry, &format!("{name}_max"), &format!("{help}, at most"), i64::from(size));
     }
-    gauge(registry, "beeline_services", "Services known", counts.services as i64);
-    gauge(registry, "beeline_pending_services", "Services whose last write failed", counts.pending as i64);
+    gauge(registry, "beeline_services", "Services known", state.planner.services().count() as i64);
+    gauge(registry, "beeline_policies", "Policies known", state.planner.policy_count() as i64);
+    let pending = "Services and policies whose last write failed";
+    gauge(registry, "beeline_pending_services", pending, state.pending() as i64);
     gauge(registry, "beeline_source_synced", "1 once the source has listed everything", i64::from(state.is_synced()));
-    gauge(
-        registry,
-        "beeline_source_error",
-        "1 while the source cannot be read",
-        i64::from(status.source.error.is_some()),
-    );
+    gauge(registry, "beeline_source_error", "1 while the source cannot be read", i64::from(state.has_source_error()));
     let destroyed: Counter = Counter::default();
     destroyed.inc_by(state.destroyed);
     registry.register("beeline_udp_sockets_destroyed", "Connected UDP sockets whose backend went", destroyed);
@@ -168,12 +190,7 @@ fn register_ports(registry: &mut Registry, state: &State) {
     let named = state.tables.port_names().filter_map(|(name, owner)| Some((name, owner, counted.get(&owner)?)));
     for (name, owner, c) in named {
         let values = [c.dials, c.refused, c.no_local, c.affinity_hits, c.raced, c.source_denied, c.limited];
-        let labels = PortLabels {
-            namespace: name.service.namespace().into(),
-            service: name.service.name().into(),
-            port: name.port.to_string(),
-            protocol: name.protocol.to_string(),
-        };
+        let labels = PortLabels::of(name);
         for (family, value) in families.iter().zip(values) {
             family.get_or_create(&labels).inc_by(value);
         }
@@ -183,10 +200,7 @@ fn register_ports(registry: &mut Registry, state: &State) {
         let Some(l) = labels_of.get(&row.owner) else { continue };
         let count = state.count.picks_of(id);
         if count > 0 {
-            let address = format!("{}:{}", row.address, row.port);
-            let (namespace, service) = (l.namespace.clone(), l.service.clone());
-            let (port, protocol) = (l.port.clone(), l.protocol.clone());
-            picks.get_or_create(&BackendLabels { namespace, service, port, protocol, address }).inc_by(count);
+            picks.get_or_create(&l.backend(format!("{}:{}", row.address, row.port))).inc_by(count);
         }
     }
     for (name, family) in names.iter().zip(families) {
@@ -201,5 +215,35 @@ fn register_stats(registry: &mut Registry, state: &State) {
         counter.inc_by(value);
         let help = beeline_datapath::count::STATS.iter().find(|(n, ..)| *n == name).map_or("", |(_, _, help)| *help);
         registry.register(format!("beeline_{name}"), help, counter);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use beeline_model::Protocol;
+    use beeline_model::name::OwnerName;
+    use beeline_model::policy::PolicyName;
+
+    #[test]
+    fn a_policy_and_a_service_of_one_name_are_two_series() {
+        let policy = |kind| PolicyName { kind, cluster: "local".into(), namespace: "a".into(), name: "web".into() };
+        let owners = [
+            OwnerName::local("a", "web"),
+            OwnerName::of_policy(&policy(PolicyKind::LocalRedirect)),
+            OwnerName::of_policy(&policy(PolicyKind::Balancing)),
+        ];
+        let family: Family<PortLabels, Counter> = Family::default();
+        for service in owners {
+            let name = PortName { service, port: "http".into(), protocol: Protocol::Tcp };
+            family.get_or_create(&PortLabels::of(&name)).inc();
+        }
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        registry.register("beeline_dials", "Per service port", family);
+        encode(&mut text, &registry).unwrap();
+        for kind in ["service", "localRedirect", "balancing"] {
+            let labels = format!(r#"{{kind="{kind}",namespace="a",service="web",port="http",protocol="TCP"}} 1"#);
+            assert!(text.contains(&format!("beeline_dials_total{labels}")), "{text}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use crate::explain::explain;
 use crate::health::Health;
 use crate::state::State;
 use crate::status::Request;
-use crate::{interface, metric, self_test};
+use crate::{interface, metric, policy, self_test};
 use beeline_cluster::Batch;
 use beeline_model::PortName;
 use std::sync::Arc;
@@ -103,7 +103,9 @@ fn answer(state: &mut State, request: &Request) -> serde_json::Value {
             let explained = PortName::from_text(owner).and_then(|owner| explain(&state.planner, &owner));
             serde_json::to_value(explained).unwrap_or_else(|e| error(e.to_string()))
         }
-        Request::Policies => serde_json::to_value(state.planner.policies()).unwrap_or_else(|e| error(e.to_string())),
+        Request::Policies(about) => {
+            serde_json::to_value(policy::told(state, about)).unwrap_or_else(|e| error(e.to_string()))
+        }
         Request::SetEvents { level } => match level.parse() {
             Ok(level) => {
                 state.control.set_event_level(level);

@@ -39,6 +39,11 @@ impl Refused {
         self.next = Instant::now() + start.elapsed() * SHARE;
     }
 
+    /// As of now: what the last look found, unless something was planned since.
+    pub fn of(&self, planner: &Planner) -> Vec<Refusal> {
+        if self.open { planner.refusals() } else { self.now.clone() }
+    }
+
     fn tell(&mut self, now: Vec<Refusal>) {
         for refusal in say(&self.now, &now) {
             let _ = self.source.try_send(refusal.clone());

@@ -6,6 +6,7 @@ use crate::member::{Members, News};
 use crate::probe::{self, Probes};
 use crate::refused::{self, Refused};
 use crate::settings::{Controller, Origin, Orphan, Settings};
+use crate::stale::{self, Tie};
 use crate::status::{Counts, KernelStatus, LastChange, Policies, Source, Status};
 use anyhow::Context;
 use beeline_cluster::Batch;
@@ -17,15 +18,12 @@ use beeline_datapath::{Kernel, Program};
 use beeline_model::diff::{Outcome, reconcile};
 use beeline_model::fact::{Fact, Refusal};
 use beeline_model::op::{MapError, Maps};
-use beeline_model::plan::candidates;
 use beeline_model::planner::{Delta, Planner};
 use beeline_model::publish::{Publisher, Unknown};
 use beeline_model::report::{Failing, Report, Tally};
-use beeline_model::resolve::{Dial, Verdict, resolve};
-use beeline_model::row::{BackendId, OwnerId};
-use beeline_model::select::Candidate;
 use beeline_model::table::Tables;
 use beeline_model::{Family, OwnerName, Protocol};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -96,6 +94,8 @@ pub struct State {
     /// Without a controller.
     publisher: Option<Publisher>,
     tally: Tally,
+    /// By the last plan; who asks first after one works them out.
+    policy_counts: Cell<Option<Policies>>,
     pub reports: Option<watch::Sender<Option<Report>>>,
 }
 
@@ -139,11 +139,16 @@ impl State {
             Origin::Folder { .. } => Unknown::Plain,
             Origin::Server(_) => Unknown::Waits,
         };
+        let mut planner = Planner::new(settings.rules.clone());
+        if settings.controller == Controller::None {
+            planner.publish_ourselves();
+        }
         Ok(State {
             publisher: (settings.controller == Controller::None).then(|| Publisher::new(unknown)),
             tally: Tally::default(),
             reports: None,
-            planner: Planner::new(settings.rules.clone()),
+            planner,
+            policy_counts: Cell::new(None),
             count: program.count()?,
             reaper: reaper.ok(),
             settings,
@@ -189,6 +194,7 @@ impl State {
         for fact in batch.facts {
             self.changes.count(&fact);
             self.identify(&fact);
+            self.members.apply(&fact, &self.planner);
             self.tally.apply(&fact);
             self.publisher.iter_mut().for_each(|publisher| publisher.apply(&fact));
             self.planner.apply(fact);
@@ -202,7 +208,9 @@ impl State {
         // Before anything is planned: after a restart the pods of a policy are not to leave its sets and come back.
         self.find_members();
         if first {
-            return self.sync_all(started);
+            self.sync_all(started)?;
+            self.settle_levels();
+            return Ok(());
         }
         self.sync(started)?;
         self.changes.reached(&batch.triggers);
@@ -217,9 +225,7 @@ impl State {
             }
             _ => None,
         };
-        let fact = gone.as_ref().unwrap_or(fact);
-        self.untouched_open |= self.identities.apply(fact);
-        self.members.apply(fact);
+        self.untouched_open |= self.identities.apply(gone.as_ref().unwrap_or(fact));
     }
 
     /// What the controller is to know of this node; says nothing if nothing changed.
@@ -280,6 +286,7 @@ impl State {
         self.probes.tell();
         self.note_outcome(&delta, &outcome);
         self.plan_refusals.planned();
+        self.policy_counts.set(None);
         self.leftover = outcome.leftover > 0;
         let took = started.elapsed();
         self.changes.programmed(took, full);
@@ -373,18 +380,41 @@ impl State {
         }
     }
 
-    /// Cgroups of the pods that policies select, as far as they have one by now.
+    /// Cgroups of the pods that policies select, as far as they have one by now. At once where somebody else is selected,
+    /// else now and then while some are missing.
     fn find_members(&mut self) {
-        if !self.members.is_open() {
+        let due = self.members.is_open() && Instant::now() >= self.next_walk;
+        if !due && !self.members.is_stirred() {
             return;
         }
         self.next_walk = Instant::now() + WALK;
-        for News { uid, cgroup } in self.members.look(&self.settings.cgroup) {
+        for News { uid, cgroup } in self.members.look(&self.settings.cgroup, &self.planner) {
             let told = cgroup.map(|(id, path)| self.tell_level(&path).map(|()| id)).transpose();
-            match told {
-                Ok(id) => drop(self.planner.set_cgroup(&uid, id)),
-                Err(error) => tracing::warn!("pod {uid} joins no LocalRedirectPolicy: {error}"),
+            let id = told.unwrap_or_else(|error| self.note_outsider(&uid, &error.to_string()));
+            if id.is_some() {
+                self.members.succeed(&uid);
             }
+            self.planner.set_cgroup(&uid, id);
+        }
+    }
+
+    /// It would be sent to itself: no member, until another try goes well.
+    fn note_outsider(&mut self, uid: &str, why: &str) -> Option<u64> {
+        if self.members.fail(uid, why.to_owned()) {
+            tracing::warn!("pod {uid} joins no LocalRedirectPolicy: {why}; it is tried again");
+        }
+        None
+    }
+
+    /// Levels at which no member stands any more make room for others. Rows that the plan does not know yet may be of pods
+    /// that it does not know either.
+    fn settle_levels(&self) {
+        if !self.source_whole {
+            return;
+        }
+        let levels = self.members.paths().map(beeline_datapath::cgroup::level).collect::<Result<Vec<_>, _>>();
+        if let Err(error) = levels.and_then(|levels| self.control.set_member_levels(levels)) {
+            tracing::debug!("levels of pods' cgroups: {error}; those told before hold");
         }
     }
 
@@ -399,7 +429,7 @@ impl State {
         if self.untouched_open {
             self.leave_alone();
         }
-        if self.source.synced && Instant::now() >= self.next_walk {
+        if self.source.synced {
             self.find_members();
         }
         self.tables.recycle(&mut self.kernel)?;
@@ -424,6 +454,9 @@ impl State {
             return Ok(());
         }
         self.members.doubt();
+        self.find_members();
+        self.sync(Instant::now())?;
+        self.settle_levels();
         let mended = self.program.mend()?;
         if !mended.is_empty() {
             tracing::warn!("somebody had detached us from {}: attached again", mended.join(", "));
@@ -453,8 +486,10 @@ impl State {
         let ready = self.stale_udp && self.source.synced && self.program.is_live();
         let Some(reaper) = self.reaper.as_ref().filter(|_| ready) else { return };
         let found = reaper.survey().and_then(|mut all| {
-            all.retain(|socket| !self.is_in_use(socket));
-            let (spared, victims): (Vec<Connected>, _) = all.into_iter().partition(|socket| self.still_serves(socket));
+            let tie = |socket: &Connected| Tie::of(socket, self.program.meta().epoch);
+            all.retain(|socket| !stale::is_in_use(&self.tables, &tie(socket)));
+            let spare = |socket: &Connected| stale::still_serves(&self.tables, &self.planner, &tie(socket));
+            let (spared, victims): (Vec<Connected>, _) = all.into_iter().partition(spare);
             let destroyed = if victims.is_empty() { 0 } else { reaper.destroy(&victims)? };
             Ok((!spared.is_empty(), victims.len(), destroyed))
         });
@@ -475,42 +510,6 @@ impl State {
         if !self.stale_udp {
             self.reap_tries = 0;
         }
-    }
-
-    fn owner_of(&self, socket: &Connected) -> Option<OwnerId> {
-        if socket.epoch == self.program.meta().epoch && socket.owner != 0 {
-            return Some(socket.owner);
-        }
-        // Ids of other tables mean nothing: by what was dialled.
-        let found = self.dial_again(socket).found?;
-        Some(self.tables.rows().sets.get(found.set)?.owner)
-    }
-
-    fn dial_again(&self, socket: &Connected) -> Verdict {
-        let dial = Dial { host: true, ..Dial::to(socket.dialled, socket.dialled_port, Protocol::Udp) };
-        resolve(self.tables.rows(), &dial, self.settings.rules.empty_local)
-    }
-
-    /// A new dial might pick its backend: as the service port has it, or, where that is gone (a port got another name),
-    /// as what was dialled leads to it now.
-    fn is_in_use(&self, socket: &Connected) -> bool {
-        let has = |owner| self.tables.has_backend(owner, socket.chosen, socket.chosen_port);
-        let is_it = |id: &BackendId| {
-            let row = self.tables.rows().backends.get(*id);
-            row.is_some_and(|row| (row.address, row.port) == (socket.chosen, socket.chosen_port))
-        };
-        self.owner_of(socket).is_some_and(has) || self.dial_again(socket).backends.iter().any(is_it)
-    }
-
-    /// Its backend gets no new dials, but answers those that it has: a pod on its way out.
-    fn still_serves(&self, socket: &Connected) -> bool {
-        let Some(name) = self.owner_of(socket).and_then(|owner| self.tables.port_name(owner)) else { return false };
-        let Some(service) = self.planner.service(&name.service) else { return false };
-        let port = service.ports.iter().find(|p| p.name == name.port && p.protocol == name.protocol);
-        let around = self.planner.surroundings();
-        let of_port = |port| candidates(port, socket.chosen.family(), self.planner.slices_of(&name.service), &around);
-        let is_it = |c: &Candidate| c.serving && c.address == socket.chosen && c.port == socket.chosen_port;
-        port.is_some_and(|port| of_port(port).iter().any(is_it))
     }
 
     /// An API server knows our node, or it is none; a folder may do without.
@@ -535,11 +534,32 @@ impl State {
 
     pub fn refusals(&self) -> Vec<Refusal> {
         let mut all = self.source_refusals.clone();
-        all.extend(self.planner.refusals());
+        all.extend(self.plan_refusals.of(&self.planner));
         all.extend(self.table_refusals.values().cloned());
         all.extend(self.nodes_retry.iter().map(|(refusal, _)| refusal.clone()));
         all.extend(self.probes.refusals());
         all
+    }
+
+    /// What could not be written of this policy or Service.
+    pub fn table_refusal(&self, name: &OwnerName) -> Option<&Refusal> {
+        self.table_refusals.get(name)
+    }
+
+    /// Services and policies whose last write failed.
+    pub fn pending(&self) -> usize {
+        self.retries.len()
+    }
+
+    pub fn has_source_error(&self) -> bool {
+        self.source.error.is_some()
+    }
+
+    /// Every policy is planned for it, so no more than once a plan.
+    fn policy_counts(&self) -> Policies {
+        let counts = self.policy_counts.get().unwrap_or_else(|| Policies::count(&self.planner.policies()));
+        self.policy_counts.set(Some(counts).filter(|_| self.source.synced));
+        counts
     }
 
     pub fn status(&self) -> Status {
@@ -565,11 +585,11 @@ impl State {
                 services: self.planner.services().count(),
                 slices: self.planner.slice_count(),
                 nodes: self.planner.nodes().count(),
-                policies: Policies::count(&self.planner.policies()),
+                policies: self.policy_counts(),
                 frontends: rows.frontends.keys().filter(|k| k.protocol.is_some()).count(),
                 sets: rows.sets.len(),
                 backends: rows.backends.len(),
-                pending: self.retries.len(),
+                pending: self.pending(),
                 udp_sockets_destroyed: self.destroyed,
                 dials_no_port: self.count.stat("dials_no_port"),
             },

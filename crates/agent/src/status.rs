@@ -63,14 +63,14 @@ pub struct Counts {
     pub dials_no_port: u64,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Policies {
     pub all: usize,
     /// Accepted, and meant for this node.
     pub here: usize,
     pub refused: usize,
-    /// For slices that the controller has not published yet.
+    /// A controller is to publish their pods, and nothing of them has been seen.
     pub waiting: usize,
 }
 
@@ -95,6 +95,21 @@ pub struct LastChange {
     pub micros: u64,
 }
 
+/// Of which policies is asked; nothing given: of all.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct About {
+    /// NAME or NAMESPACE/NAME.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// What is dialled.
+    #[serde(default)]
+    pub address: Option<String>,
+    /// With an address: the service port that it leads to, as `Explain` has it.
+    #[serde(default)]
+    pub owner: Option<String>,
+}
+
 /// Asked over the agent's socket, one JSON line each.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "ask")]
@@ -105,7 +120,7 @@ pub enum Request {
         owner: String,
     },
     /// What became of each policy on this node.
-    Policies,
+    Policies(About),
     SetEvents {
         level: String,
     },

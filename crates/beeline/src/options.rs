@@ -227,7 +227,7 @@ impl Options {
         })))
     }
 
-    fn controller(&self) -> anyhow::Result<Controller> {
+    pub fn controller(&self) -> anyhow::Result<Controller> {
         let words = [("watch", Controller::Watch), ("none", Controller::None)];
         match &self.controller {
             None if self.manifests.is_some() => Ok(Controller::None),

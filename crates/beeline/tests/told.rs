@@ -1,9 +1,10 @@
 //! What an agent tells of itself: what the plan refuses, dials that no service port counts, its health in both families,
-//! and events that nobody took.
+//! events that nobody took, and what became of policies.
 
 mod stage;
 
 use beeline_lab::{Dial, Kind, StormKind};
+use serde_json::{Value, json};
 use stage::{PATIENCE, Stage, Target, Toll, wait_until};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -104,4 +105,87 @@ fn events_that_nobody_takes_are_dropped_and_counted() {
         stage.metric("beeline_event_dropped_total") > 0
     });
     Toll::of(storms).must_be_clean("a monitor that does not read", 1_000);
+}
+
+/// Policies of the Service stage/a: one for its UDP port with a limit, one for TCP, one for a port that it does not have.
+fn policies(near: u16) -> String {
+    let policy = |kind: &str, name: &str, port: Value, backend: Value, config: Value| {
+        json!({
+            "apiVersion": "beeline.dev/v1alpha1", "kind": kind, "metadata": { "name": name, "namespace": "stage" },
+            "spec": { "frontend": { "serviceMatcher": { "serviceName": "a", "toPorts": [port] } }, "backend": backend,
+                      "config": config },
+        })
+    };
+    let udp = json!({ "name": "u", "port": 80, "protocol": "UDP" });
+    let pods = json!({ "endpointSelector": { "matchLabels": { "app": "near" } },
+                       "toPorts": [{ "name": "u", "port": near, "protocol": "UDP" }] });
+    let limit = json!({ "limit": { "connectsPerSecond": 1, "burst": 1 } });
+    let out = |name: &str| {
+        let ports = json!([{ "name": name, "port": 80, "protocol": "TCP" }]);
+        json!({ "addressEndpoint": { "addresses": ["192.0.2.9"], "toPorts": ports } })
+    };
+    let port = |name: &str, port: u16| json!({ "name": name, "port": port, "protocol": "TCP" });
+    let all = [
+        policy("LocalRedirectPolicy", "a", udp, pods, limit),
+        policy("BalancingPolicy", "b", port("t", 80), out("t"), json!({})),
+        policy("BalancingPolicy", "c", port("x", 99), out("x"), json!({})),
+    ];
+    all.iter().map(|policy| format!("---\n{policy}\n")).collect()
+}
+
+fn pod(name: &str, uid: Option<&str>, ip: &str) -> String {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": "stage", "uid": uid, "labels": { "app": "near" } },
+        "spec": { "nodeName": "node-1", "containers": [{ "name": "app", "image": "none" }] },
+        "status": { "phase": "Running", "podIP": ip, "podIPs": [{ "ip": ip }],
+                    "conditions": [{ "type": "Ready", "status": "True" }] },
+    });
+    format!("---\n{pod}\n")
+}
+
+fn passed_over(stage: &Stage, dial: &str) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let told = stage.cli(&["explain", dial]);
+    let all = told["passedOver"].as_array().unwrap_or_else(|| panic!("{told}"));
+    all.iter().map(|one| (text(&one["policy"]), text(&one["why"]))).collect()
+}
+
+#[test]
+fn policies_are_explained() {
+    let _alone = stage::alone();
+    let (mut stage, target) = (Stage::new(), Target::new("a", 1));
+    let (far, near) = (stage.serve("a", 10, 1), stage.serve("near", 20, 1));
+    stage.folder.put("a.yaml", target.manifest(&far));
+    let pods = [pod("warm", None, &near[0].to_string()), pod("cold", Some(&"4f2a".repeat(8)), "10.244.1.99")];
+    stage.folder.put("p.yaml", pods.concat() + &policies(stage::target_port("near")));
+    stage.start(&[]);
+    wait_until("a policy redirects", || stage.ask(stage.lab.node(), &target) == "near");
+
+    // A token a second: whoever dials at once after another is over the limit, and told so from the kernel's own bucket.
+    wait_until("the limit is met", || {
+        assert!(!stage.ask(stage.lab.node(), &target).is_empty());
+        let told = stage.cli(&["explain", "10.96.0.1:80/UDP"]);
+        let order = told["order"].as_array().unwrap();
+        assert_eq!(order.len(), 2, "{told}");
+        let spent = order[0]["tokens"] == 0;
+        assert_eq!(spent, order[0]["outcome"] == "passed over: over its limit", "{told}");
+        spent && order[1]["outcome"] == "one of its backends is picked"
+    });
+    let other = |name: &str, why: &str| (format!("BalancingPolicy stage/{name}"), why.to_owned());
+    let elsewhere = "it is about other ports";
+    assert_eq!(passed_over(&stage, "10.96.0.1:80/UDP"), [other("b", elsewhere), other("c", elsewhere)]);
+    let closed = passed_over(&stage, "10.96.0.1:99/TCP");
+    let [redirect, b, c] = &closed[..] else { panic!("{closed:?}") };
+    assert_eq!((&*redirect.1, b), (elsewhere, &other("b", elsewhere)));
+    assert!(c.0.ends_with("stage/c") && c.1.starts_with("not accepted") && c.1.contains("99"), "{c:?}");
+
+    let states = stage.cli(&["policies", "stage/a"]);
+    assert_eq!((states.as_array().map(Vec::len), &states[0]["withoutCgroup"]), (Some(1), &json!(["stage/cold"])));
+    assert_eq!(stage.status()["counts"]["policies"], json!({ "all": 3, "here": 2, "refused": 1, "waiting": 0 }));
+    let dials = |kind: &str| {
+        let labels = format!("kind=\"{kind}\",namespace=\"stage\",service=\"a\",port=\"u\",protocol=\"UDP\"");
+        stage.metric(&format!("beeline_dials_total{{{labels}}}"))
+    };
+    assert!(dials("localRedirect") > 0 && dials("service") > 0);
 }

@@ -15,6 +15,8 @@ use std::time::Duration;
 /// So many levels of cgroups above a process are looked at.
 const LEVELS: u32 = 24;
 
+const MEMBER_LEVELS: usize = offset_of!(abi::control, member_levels);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum EventLevel {
     Off,
@@ -161,36 +163,60 @@ impl Control {
 
     /// Cgroups of pods stand at these levels below the root, from now on too: to be told before a pod is a member.
     pub fn add_member_levels(&self, levels: impl IntoIterator<Item = u32>) -> Result<()> {
-        let at = offset_of!(abi::control, member_levels);
-        let mut told = self.row.load::<u32>(0, at).to_ne_bytes();
-        for level in levels {
-            // Kept as one more, so that 0 is none.
-            let byte = u8::try_from(level + 1).unwrap_or(0);
-            if byte == 0 || u32::from(byte) > LEVELS {
-                return Err(Error::Said(format!(
-                    "a pod's cgroup is {level} levels deep: at most {} can be told",
-                    LEVELS - 1
-                )));
-            }
-            if told.contains(&byte) {
-                continue;
-            }
-            let free = told.iter_mut().find(|told| **told == 0);
-            *free.ok_or_else(|| {
-                Error::Said(format!("pods' cgroups stand at more than {} levels", size_of::<u32>()))
-            })? = byte;
-        }
-        self.row.store(0, at, u32::from_ne_bytes(told));
+        let told = self.row.load::<u32>(0, MEMBER_LEVELS).to_ne_bytes();
+        self.store_member_levels(tell_levels(told, levels)?);
         Ok(())
     }
 
+    /// Replaces what was told: these are the levels of all members. Some kubelets' layouts have gone, and there is room for
+    /// few.
+    pub fn set_member_levels(&self, levels: impl IntoIterator<Item = u32>) -> Result<()> {
+        self.store_member_levels(tell_levels([0; size_of::<u32>()], levels)?);
+        Ok(())
+    }
+
+    fn store_member_levels(&self, told: [u8; size_of::<u32>()]) {
+        self.row.store(0, MEMBER_LEVELS, u32::from_ne_bytes(told));
+    }
+
     pub fn member_levels(&self) -> Vec<u32> {
-        let told: u32 = self.row.load(0, offset_of!(abi::control, member_levels));
+        let told: u32 = self.row.load(0, MEMBER_LEVELS);
         told.to_ne_bytes().into_iter().filter(|byte| *byte != 0).map(|byte| u32::from(byte) - 1).collect()
     }
 
     /// Cgroups that are left alone, by id.
     pub fn untouched(&self) -> Vec<u64> {
         self.cgroups.keys().filter_map(|k| from_bytes(&k)).collect()
+    }
+}
+
+/// A byte for each level, kept as one more, so that 0 is none.
+fn tell_levels<const N: usize>(mut told: [u8; N], levels: impl IntoIterator<Item = u32>) -> Result<[u8; N]> {
+    for level in levels {
+        let byte = u8::try_from(level + 1).unwrap_or(0);
+        if byte == 0 || u32::from(byte) > LEVELS {
+            let most = LEVELS - 1;
+            return Err(Error::Said(format!("a pod's cgroup is {level} levels deep: at most {most} can be told")));
+        }
+        if told.contains(&byte) {
+            continue;
+        }
+        let free = told.iter_mut().find(|told| **told == 0);
+        *free.ok_or_else(|| Error::Said(format!("pods' cgroups stand at more than {N} levels")))? = byte;
+    }
+    Ok(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_told_once_each_and_no_more_than_there_is_room() {
+        let told = tell_levels([0; 4], [2, 3, 2]).unwrap();
+        assert_eq!(told, [3, 4, 0, 0]);
+        assert_eq!(tell_levels(told, [4, 5]).unwrap(), [3, 4, 5, 6]);
+        assert!(tell_levels([3, 4, 5, 6], [9]).unwrap_err().to_string().contains("more than 4 levels"));
+        assert!(tell_levels([0; 4], [LEVELS]).unwrap_err().to_string().contains("levels deep"));
     }
 }

@@ -42,6 +42,12 @@ impl Level {
 #[derive(Clone, Debug, Default)]
 pub struct Buckets(HashMap<PolicyId, Level>);
 
+impl FromIterator<(PolicyId, Level)> for Buckets {
+    fn from_iter<I: IntoIterator<Item = (PolicyId, Level)>>(levels: I) -> Buckets {
+        Buckets(levels.into_iter().collect())
+    }
+}
+
 impl Buckets {
     pub fn take(&mut self, policy: PolicyId, limit: Limit, now: u64) -> bool {
         self.0.entry(policy).or_default().take(now, limit)

@@ -4,6 +4,7 @@
 //! Indexes: slice -> service, address -> claimants in order, node -> services (those with external Local); those of
 //! policies are in `register`.
 
+mod member;
 mod place;
 mod register;
 mod settle;
@@ -49,6 +50,8 @@ pub struct Planner {
     slice_owner: HashMap<SliceName, OwnerName>,
     nodes: BTreeMap<Name, Node>,
     register: Register,
+    /// Whoever feeds us works out the pods of policies itself: there is no controller to wait for.
+    publishes: bool,
     /// Derived from `nodes` and the interfaces, kept because every plan asks.
     hosts: BTreeMap<Address, Name>,
     others: Vec<(Name, Vec<Address>)>,
@@ -79,6 +82,7 @@ impl Planner {
             slice_owner: HashMap::default(),
             nodes: BTreeMap::new(),
             register: Register::default(),
+            publishes: false,
             hosts: BTreeMap::new(),
             others: Vec::new(),
             claims: Claims::default(),

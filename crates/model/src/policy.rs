@@ -129,6 +129,16 @@ pub struct Policy {
     pub limit: Option<Limit>,
 }
 
+impl Policy {
+    /// Of a redirect: the pods of a node.
+    pub fn local_selector(&self) -> Option<&Selector> {
+        match &self.target {
+            Target::LocalPods { selector, .. } => Some(selector),
+            Target::Pods { .. } | Target::Addresses { .. } => None,
+        }
+    }
+}
+
 /// Backends of a BalancingPolicy's `Pods`, as the controller publishes them (or the agent works them out for itself).
 /// Addresses are the pods'; for `HostPort` and `NodeProxy` whoever plans puts the node's in.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -592,6 +592,49 @@ fn an_entry_weighs_as_much_as_the_pods_behind_it() {
 }
 
 #[test]
+fn nobody_waits_for_a_controller_that_is_not_there() {
+    let mut scene = Scene::new();
+    scene.planner.publish_ourselves();
+    scene.policy(pods("api", on_service(), RedirectMode::PodEndpoint));
+    assert!(!scene.state("api").waits, "it has no ready pods, and that is all");
+}
+
+#[test]
+fn pods_whose_cgroup_is_not_found_are_named() {
+    let mut scene = Scene::new();
+    scene.policy(redirect("cache", on_service()));
+    scene.pod(pod("cache-1", "10.244.1.5"));
+    scene.pod(Pod { uid: "".into(), ..pod("by-hand", "10.244.1.6") });
+    scene.pod(Pod { labels: labels("web"), ..pod("web-1", "10.244.1.7") });
+    assert_eq!(scene.state("cache").without_cgroup, ["kube-system/cache-1"]);
+    scene.cgroup("uid-cache-1", Some(7));
+    assert!(scene.state("cache").without_cgroup.is_empty());
+}
+
+#[test]
+fn policies_are_found_by_name_by_address_and_by_service() {
+    let mut scene = Scene::new();
+    scene.policy(redirect("cache", on_service()));
+    scene.policy(redirect("far", at_virtual("169.254.20.10")));
+    let mut closed = redirect("closed", on_service());
+    closed.matcher = Matcher::Service { name: "dns".into(), ports: Some([dialled("other", 99)].into()) };
+    scene.policy(closed);
+    let names = |states: Vec<PolicyState>| states.iter().map(|s| s.name.name.to_string()).collect::<Vec<_>>();
+    let about = |at: &str, service: Option<&OwnerName>| names(scene.planner.policies_about(address(at), service));
+    assert_eq!(about("10.96.0.10", None), ["cache", "closed"]);
+    assert_eq!(about("192.0.2.1", Some(&dns().name)), ["cache", "closed"], "its load balancer");
+    assert_eq!(about("169.254.20.10", None), ["far"]);
+    assert!(about("10.96.0.99", None).is_empty());
+    assert_eq!(names(scene.planner.policies_called("kube-system/far")), ["far"]);
+    assert_eq!(
+        (names(scene.planner.policies_called("far")).len(), scene.planner.policies_called("x/far").len()),
+        (1, 0)
+    );
+    let closed = scene.state("closed");
+    assert_eq!((closed.refused.unwrap().reason, closed.ports), ("portNotFound", Some(vec!["99/UDP".into()])));
+}
+
+#[test]
 fn slices_count_only_if_they_are_owned_by_this_policy() {
     let mut scene = Scene::new();
     let mut api = pods("api", on_service(), RedirectMode::PodEndpoint);

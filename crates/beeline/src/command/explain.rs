@@ -7,16 +7,21 @@ use crate::live::Live;
 use crate::print;
 use anyhow::{Context, anyhow};
 use beeline_agent::explain::Explained;
-use beeline_agent::status::Request;
+use beeline_agent::status::{About, Request};
 use beeline_datapath::cgroup;
+use beeline_datapath::control::monotonic;
+use beeline_datapath::level::Levels;
 use beeline_model::address::parse_ip;
+use beeline_model::bucket::Level;
 use beeline_model::event::{Action, Reason};
 use beeline_model::policy::Limit;
-use beeline_model::resolve::{Dial, Verdict, resolve};
-use beeline_model::row::{Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
+use beeline_model::resolve::{Dial, Verdict, resolve, resolve_with};
+use beeline_model::row::{Kind, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
 use beeline_model::rules::EmptyLocal;
-use beeline_model::{Address, Protocol};
+use beeline_model::{Address, PortName, Protocol};
 use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -50,6 +55,8 @@ struct Step {
     rule: Rule,
     backends: usize,
     limit: Option<Limit>,
+    /// What is left in the limit's bucket.
+    tokens: Option<u64>,
     outcome: String,
 }
 
@@ -133,7 +140,10 @@ fn opted_out(explain: &Explain, from: String) -> Answer {
 }
 
 fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> anyhow::Result<Answer> {
-    let verdict = resolve(&live.rows, dial, EmptyLocal::Refuse);
+    let dial = &Dial { now: monotonic(), ..dial.clone() };
+    let levels = levels(live, &resolve(&live.rows, dial, EmptyLocal::Refuse))?;
+    let mut buckets = levels.iter().map(|(policy, level)| (*policy, *level)).collect();
+    let verdict = resolve_with(&live.rows, dial, EmptyLocal::Refuse, &mut buckets);
     let set = verdict.path.last().and_then(|id| live.rows.sets.get(*id));
     let owner = set.and_then(|s| live.port_name(s.owner));
     let endpoints = owner.as_ref().and_then(|owner| reasons(&explain.view, owner.to_text()));
@@ -147,7 +157,7 @@ fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> a
         because: because(&verdict, dial),
         frontend: verdict.found.as_ref().map(|f| format!("{:?}", f.key)),
         kind: verdict.found.as_ref().map(|f| kind_name(f.kind)),
-        order: order(live, &verdict, dial),
+        order: order(live, &verdict, dial, &levels),
         passed_over: passed_over(&explain.view, live, &verdict, dial),
         service: owner.map(|o| o.to_string()),
         rule: set.map(|s| s.rule),
@@ -158,15 +168,24 @@ fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> a
     })
 }
 
+/// What the buckets on the way hold in the kernel.
+fn levels(live: &Live, verdict: &Verdict) -> anyhow::Result<BTreeMap<PolicyId, Level>> {
+    let limited = chain(live, verdict).filter(|set| set.header.limited).map(|set| set.header.policy);
+    let levels = Levels::new(&live.maps)?;
+    limited.map(|policy| anyhow::Ok((policy, levels.of(policy)?))).collect()
+}
+
 /// From the frontend's own set down the links, further than this dial came.
-fn order(live: &Live, verdict: &Verdict, dial: &Dial) -> Vec<Step> {
+fn order(live: &Live, verdict: &Verdict, dial: &Dial, levels: &BTreeMap<PolicyId, Level>) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut id = verdict.found.as_ref().map_or(SET_NONE, |found| found.set);
     while let Some(set) = live.rows.sets.get(id) {
         let limit = live.rows.buckets.get(&set.header.policy).copied().filter(|_| set.header.limited);
         let backends = live.rows.members(set).len();
+        let level = levels.get(&set.header.policy).copied().unwrap_or_default();
+        let tokens = limit.map(|limit| level.tokens_at(dial.now, limit));
         let outcome = outcome(live, verdict, dial, id, set);
-        steps.push(Step { owner: live.owner_text(set.owner), rule: set.rule, backends, limit, outcome });
+        steps.push(Step { owner: live.owner_text(set.owner), rule: set.rule, backends, limit, tokens, outcome });
         id = set.header.next;
     }
     steps
@@ -187,22 +206,28 @@ fn outcome(live: &Live, verdict: &Verdict, dial: &Dial, id: SetId, set: &SetRow)
     }
 }
 
-/// Not accepted, not for this node, or not the older one of its kind.
+/// Not accepted, not for this node, not the older one of its kind, or about something else of this Service.
 fn passed_over(view: &View, live: &Live, verdict: &Verdict, dial: &Dial) -> Vec<PassedOver> {
-    let Ok(states) = super::policies::ask(view) else { return Vec::new() };
-    let owners: Vec<_> = chain(live, verdict).filter_map(|set| live.port_name(set.owner)).map(|n| n.service).collect();
-    let service = owners.iter().find(|owner| owner.policy_kind().is_none()).map(|owner| format!("Service {owner}"));
-    let mut found = Vec::new();
-    for state in &states {
-        let target = state["target"].as_str().unwrap_or_default();
-        let policy = super::policies::name(state);
-        let about = target == dial.address.to_string() || service.as_deref() == Some(target);
-        if about && !owners.iter().any(|owner| owner.to_string() == policy) {
-            let why = super::policies::why_not(state);
-            found.push(PassedOver { policy, why });
-        }
+    let owners: Vec<PortName> = chain(live, verdict).filter_map(|set| live.port_name(set.owner)).collect();
+    let owner = owners.iter().find(|owner| owner.service.policy_kind().is_none()).map(PortName::to_text);
+    let about = About { address: Some(dial.address.to_string()), owner, name: None };
+    let Ok(mut states) = super::policies::ask(view, about) else { return Vec::new() };
+    states.retain(|state| !owners.iter().any(|owner| owner.service.to_string() == super::policies::name(state)));
+    let passed =
+        |state: &Value| PassedOver { policy: super::policies::name(state), why: why_passed(state, verdict, dial) };
+    states.iter().map(passed).collect()
+}
+
+fn why_passed(state: &Value, verdict: &Verdict, dial: &Dial) -> String {
+    let closed = verdict.path.last() == Some(&SET_CLOSED);
+    let dialled = Value::from(format!("{}/{}", dial.port, dial.protocol));
+    // Without ports it is about those that the Service has, and a closed one is not among them.
+    let its_port = state["ports"].as_array().map_or(!closed, |ports| ports.contains(&dialled));
+    match verdict.found.as_ref().map(|found| found.kind) {
+        Some(Kind::NodePort | Kind::LoadBalancer | Kind::ExternalIp) => "it is about ClusterIPs only".into(),
+        _ if !its_port => "it is about other ports".into(),
+        _ => super::policies::why_not(state),
     }
-    found
 }
 
 fn chain<'a>(live: &'a Live, verdict: &Verdict) -> impl Iterator<Item = &'a SetRow> {
@@ -272,8 +297,9 @@ fn text(a: &Answer) -> String {
 fn in_order(a: &Answer) -> String {
     let mut text = String::new();
     if a.order.iter().any(|step| step.rule != Rule::Service) {
-        let limit = |limit: &Limit| format!("{}/s, burst {}", limit.connects_per_second, limit.burst);
         let row = |step: &Step| {
+            let left = step.tokens.map_or_else(String::new, |tokens| format!(", {tokens} left"));
+            let limit = |limit: &Limit| format!("{}/s, burst {}{left}", limit.connects_per_second, limit.burst);
             let limit = print::dash(step.limit.as_ref().map(limit));
             vec![step.owner.clone(), step.backends.to_string(), limit, step.outcome.clone()]
         };
@@ -303,4 +329,39 @@ fn endpoints(explained: &Explained) -> String {
         text.push_str(&print::table(&["ENDPOINT", "NODE", "CONDITIONS", "CLUSTER SET", "LOCAL SET", "WHY"], &rows));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use beeline_model::row::{FrontendKey, Rows};
+    use serde_json::json;
+
+    /// A dial that met a frontend of this kind; `set`: where it ended.
+    fn verdict(kind: Kind, set: SetId) -> (Verdict, Dial) {
+        let dial = parse("10.96.0.10:80/TCP").unwrap();
+        let key = FrontendKey::new(dial.address, dial.port, dial.protocol);
+        let found = beeline_model::resolve::Found { key, set, kind, foreign: false };
+        let nothing = resolve(&Rows::default(), &dial, EmptyLocal::Refuse);
+        (Verdict { found: Some(found), path: vec![set], ..nothing }, dial)
+    }
+
+    #[test]
+    fn a_policy_without_a_part_says_why() {
+        let state = |ports: Value, refused: Value| {
+            json!({ "kind": "Balancing", "namespace": "a", "name": "b", "standing": "here", "ports": ports,
+                    "refused": refused, "frontends": [] })
+        };
+        let why = |kind, set, ports, refused| {
+            let (verdict, dial) = verdict(kind, set);
+            why_passed(&state(ports, refused), &verdict, &dial)
+        };
+        let missing = json!({ "message": "Service a/web has no port 80/TCP" });
+        assert_eq!(why(Kind::ClusterIp, 7, json!(["443/TCP"]), Value::Null), "it is about other ports");
+        assert_eq!(why(Kind::NodePort, 7, Value::Null, Value::Null), "it is about ClusterIPs only");
+        assert_eq!(why(Kind::LoadBalancer, 7, Value::Null, Value::Null), "it is about ClusterIPs only");
+        assert_eq!(why(Kind::ClusterIp, SET_CLOSED, Value::Null, Value::Null), "it is about other ports");
+        let closed = why(Kind::ClusterIp, SET_CLOSED, json!(["80/TCP"]), missing);
+        assert_eq!(closed, "not accepted: Service a/web has no port 80/TCP");
+    }
 }

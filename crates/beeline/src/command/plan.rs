@@ -7,7 +7,7 @@ use crate::args::Plan;
 use crate::live::Live;
 use crate::options::{Options, PIN_DIR};
 use crate::print;
-use beeline_agent::Origin;
+use beeline_agent::{Controller, Origin};
 use beeline_cluster::{Folder, Server, Snapshot};
 use beeline_model::PortName;
 use beeline_model::diff::reconcile;
@@ -16,6 +16,7 @@ use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::op::Memory;
 use beeline_model::planner::Planner;
 use beeline_model::planner::state::PolicyState;
+use beeline_model::policy::Limit;
 use beeline_model::publish::{Publisher, Unknown};
 use beeline_model::row::{Rows, SetRow, Sizes, WhenEmpty};
 use beeline_model::rules::EmptyLocal;
@@ -25,7 +26,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Frontend {
     view: u32,
@@ -35,10 +36,22 @@ struct Frontend {
     kind: &'static str,
     service: String,
     backends: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<Limit>,
     when_empty: &'static str,
     /// Who is asked when this one has none, in turn.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    then: Vec<String>,
+    then: Vec<Link>,
+}
+
+/// One set of the order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Link {
+    owner: String,
+    backends: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<Limit>,
 }
 
 struct Planned {
@@ -69,13 +82,7 @@ fn compute(options: &Options) -> anyhow::Result<Planned> {
     let mut refusals = snapshot.refusals.clone();
     let empty_local = rules.empty_local;
     let mut planner = Planner::new(rules);
-    // In a folder nobody publishes: as an agent without a controller does it.
-    let mut publisher = Publisher::new(Unknown::Plain);
-    for fact in snapshot.into_facts() {
-        publisher.apply(&fact);
-        planner.apply(fact);
-    }
-    publisher.take().into_iter().for_each(|fact| _ = planner.apply(fact));
+    feed(&mut planner, snapshot, publisher(options)?);
     let delta = planner.take_all();
     refusals.extend(planner.refusals());
     let sizes = Sizes::for_services(2_000_000);
@@ -83,6 +90,29 @@ fn compute(options: &Options) -> anyhow::Result<Planned> {
     reconcile(&mut tables, &mut memory, &delta, true);
     let policies = planner.policies();
     Ok(Planned { frontends: frontends(&memory.rows, empty_local), policies, refusals })
+}
+
+/// As the agent does it: what a controller published is taken as it is.
+fn publisher(options: &Options) -> anyhow::Result<Option<Publisher>> {
+    let unknown = match options.origin()? {
+        Origin::Folder { .. } => Unknown::Plain,
+        Origin::Server(_) => Unknown::Waits,
+    };
+    Ok((options.controller()? == Controller::None).then(|| Publisher::new(unknown)))
+}
+
+fn feed(planner: &mut Planner, snapshot: Snapshot, mut publisher: Option<Publisher>) {
+    for fact in snapshot.into_facts() {
+        publisher.iter_mut().for_each(|publisher| publisher.apply(&fact));
+        planner.apply(fact);
+    }
+    if let Some(mut publisher) = publisher {
+        planner.publish_ourselves();
+        publisher.take().into_iter().for_each(|fact| _ = planner.apply(fact));
+    }
+    // A node's kubelet makes each its cgroup; which one does not matter to a plan.
+    let pods: Vec<Box<str>> = planner.pods_with_need().map(|pod| pod.uid.clone()).collect();
+    (1..).zip(pods).for_each(|(number, uid)| _ = planner.set_cgroup(&uid, Some(number)));
 }
 
 /// A folder may do without Nodes; an API server knows the node, or it is a wrong name.
@@ -101,16 +131,16 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
     let mut all = Vec::new();
     for (key, row) in &rows.frontends {
         let (Some(protocol), Some(set)) = (key.protocol, rows.sets.get(row.set)) else { continue };
-        let mut backends: Vec<_> = rows.members(set).iter().filter_map(|id| rows.backends.get(*id)).collect();
-        backends.sort_by_key(|b| (b.address, b.port));
+        let Link { owner, backends, limit } = link(rows, set);
         all.push(Frontend {
             view: key.view,
             address: key.address.to_string(),
             port: key.port,
             protocol: protocol.to_string(),
             kind: kind_name(row.kind),
-            service: owner_text(rows, set),
-            backends: backends.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect(),
+            service: owner,
+            backends,
+            limit,
             then: below(rows, set),
             when_empty: match (set.header.next, set.when_empty(), empty_local) {
                 (next, ..) if next != 0 => "next",
@@ -119,8 +149,22 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
             },
         });
     }
-    all.sort();
+    all.sort_by(|a, b| order(a).cmp(&order(b)));
     all
+}
+
+fn order(f: &Frontend) -> (u32, &str, u16, &str, &str, &str) {
+    (f.view, &f.address, f.port, &f.protocol, f.kind, &f.service)
+}
+
+fn link(rows: &Rows, set: &SetRow) -> Link {
+    let mut backends: Vec<_> = rows.members(set).iter().filter_map(|id| rows.backends.get(*id)).collect();
+    backends.sort_by_key(|b| (b.address, b.port));
+    Link {
+        owner: owner_text(rows, set),
+        backends: backends.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect(),
+        limit: rows.buckets.get(&set.header.policy).copied().filter(|_| set.header.limited),
+    }
 }
 
 fn owner_text(rows: &Rows, set: &SetRow) -> String {
@@ -128,9 +172,9 @@ fn owner_text(rows: &Rows, set: &SetRow) -> String {
     name.map(|n| n.service.to_string()).unwrap_or_default()
 }
 
-fn below(rows: &Rows, set: &SetRow) -> Vec<String> {
+fn below(rows: &Rows, set: &SetRow) -> Vec<Link> {
     let sets = std::iter::successors(rows.sets.get(set.header.next), |set| rows.sets.get(set.header.next));
-    sets.map(|set| owner_text(rows, set)).collect()
+    sets.map(|set| link(rows, set)).collect()
 }
 
 fn policy_lines(states: &[PolicyState]) -> String {
@@ -141,14 +185,24 @@ fn policy_lines(states: &[PolicyState]) -> String {
 fn line(f: &Frontend) -> String {
     let at = if f.address.contains(':') { format!("[{}]", f.address) } else { f.address.clone() };
     let backends = if f.backends.is_empty() { format!("none ({})", f.when_empty) } else { f.backends.join(" ") };
-    format!("{at}:{}/{} {} {} -> {backends}", f.port, f.protocol, f.kind, f.service)
+    let limit = limit_text(f.limit);
+    let mut text = format!("{at}:{}/{} {} {} -> {backends}{limit}", f.port, f.protocol, f.kind, f.service);
+    for Link { owner, backends, limit } in &f.then {
+        let backends = if backends.is_empty() { "none".into() } else { backends.join(" ") };
+        text.push_str(&format!(", then {owner} -> {backends}{}", limit_text(*limit)));
+    }
+    text
+}
+
+fn limit_text(limit: Option<Limit>) -> String {
+    limit.map_or_else(String::new, |limit| format!(" (at most {}/s, burst {})", limit.connects_per_second, limit.burst))
 }
 
 fn table(planned: &[Frontend]) -> String {
     let cells = |f: &Frontend| {
         let at = if f.address.contains(':') { format!("[{}]", f.address) } else { f.address.clone() };
         let backends = if f.backends.is_empty() { format!("none ({})", f.when_empty) } else { f.backends.join(" ") };
-        let then = f.then.iter().map(|owner| format!(", then {owner}")).collect::<String>();
+        let then = f.then.iter().map(|link| format!(", then {}", link.owner)).collect::<String>();
         vec![f.service.clone(), f.kind.into(), format!("{at}:{}/{}", f.port, f.protocol), backends + &then]
     };
     print::table(&["SERVICE", "KIND", "DIALLED", "BECOMES"], &planned.iter().map(cells).collect::<Vec<_>>())
@@ -168,4 +222,44 @@ fn diff(options: &Options, planned: &[Frontend]) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     Ok(ExitCode::from(WRONG))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_below_the_first_set_is_a_difference() {
+        let link = |backends: &[&str], limit| Link {
+            owner: "default/web".into(),
+            backends: backends.iter().map(|b| b.to_string()).collect(),
+            limit,
+        };
+        let frontend = |limit, then: Vec<Link>| Frontend {
+            view: 0,
+            address: "10.96.0.10".into(),
+            port: 80,
+            protocol: "TCP".into(),
+            kind: "clusterIP",
+            service: "LocalRedirectPolicy default/web".into(),
+            backends: vec!["10.244.1.5:80".into()],
+            limit,
+            when_empty: "next",
+            then,
+        };
+        let limit = Some(Limit { connects_per_second: 5, burst: 10 });
+        let all = [
+            line(&frontend(None, vec![])),
+            line(&frontend(limit, vec![])),
+            line(&frontend(None, vec![link(&["10.244.2.5:80"], None)])),
+            line(&frontend(None, vec![link(&["10.244.2.6:80"], None)])),
+            line(&frontend(None, vec![link(&["10.244.2.6:80"], limit)])),
+        ];
+        assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{all:?}");
+        assert_eq!(
+            all[4],
+            "10.96.0.10:80/TCP clusterIP LocalRedirectPolicy default/web -> 10.244.1.5:80, then default/web -> \
+             10.244.2.6:80 (at most 5/s, burst 10)"
+        );
+    }
 }

@@ -4,36 +4,28 @@ use super::NotFound;
 use crate::args::{Policies, View};
 use crate::print;
 use anyhow::anyhow;
-use beeline_agent::status::Request;
+use beeline_agent::status::{About, Request};
 use serde_json::Value;
 use std::process::ExitCode;
 
 pub fn run(policies: &Policies) -> anyhow::Result<ExitCode> {
-    let mut states = ask(&policies.view)?;
-    if let Some(name) = &policies.name {
-        states.retain(|state| is_called(state, name));
-        if states.is_empty() {
-            return Err(NotFound(format!("no policy is called {name}: `beeline policies` lists them all")).into());
-        }
+    let states = ask(&policies.view, About { name: policies.name.clone(), ..About::default() })?;
+    if let Some(name) = policies.name.as_ref().filter(|_| states.is_empty()) {
+        return Err(NotFound(format!("no policy is called {name}: `beeline policies` lists them all")).into());
     }
     let single = policies.name.is_some();
     print::show(policies.view.output, &states, || if single { details(&states) } else { table(&states) })?;
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn ask(view: &View) -> anyhow::Result<Vec<Value>> {
+pub fn ask(view: &View, about: About) -> anyhow::Result<Vec<Value>> {
     let socket = &view.place.socket;
-    let answer = beeline_agent::ask(socket, &Request::Policies)
+    let answer = beeline_agent::ask(socket, &Request::Policies(about))
         .ok_or_else(|| anyhow!("no agent answers at {}: only it knows of policies (--socket)", socket.display()))??;
     match answer {
         Value::Array(states) => Ok(states),
         other => Err(anyhow!("the agent does not know the question: {other}; is it older than this beeline?")),
     }
-}
-
-fn is_called(state: &Value, name: &str) -> bool {
-    let (namespace, own) = (text(&state["namespace"]), text(&state["name"]));
-    own == name || format!("{namespace}/{own}") == name
 }
 
 fn text(value: &Value) -> &str {
@@ -50,11 +42,28 @@ pub fn name(state: &Value) -> String {
 
 /// In one sentence.
 pub fn standing(state: &Value) -> String {
+    let mut text = accepted(state);
+    if let Some(why) = state["failed"]["message"].as_str() {
+        text.push_str(&format!("; not written: {why}"));
+    }
+    match without_cgroup(state).count() {
+        0 => {}
+        1 => text.push_str("; 1 pod is not used yet: its cgroup is not found"),
+        more => text.push_str(&format!("; {more} pods are not used yet: their cgroups are not found")),
+    }
+    text
+}
+
+fn without_cgroup(state: &Value) -> impl Iterator<Item = &str> {
+    state["withoutCgroup"].as_array().into_iter().flatten().map(text)
+}
+
+fn accepted(state: &Value) -> String {
     match (state["refused"].is_null(), text(&state["standing"])) {
         (false, _) => format!("not accepted: {}", text(&state["refused"]["message"])),
         (true, "otherNodes") => "accepted; its nodeLabelSelector does not choose this node".into(),
         (true, "insideOnly") => "accepted; not for hosts outside the cluster (enableOutCluster)".into(),
-        _ if state["waits"] == true => "accepted; waits for slices that the controller has not published".into(),
+        _ if state["waits"] == true => "accepted; no ready pods, or the controller has not published them yet".into(),
         _ => "accepted".into(),
     }
 }
@@ -119,7 +128,34 @@ fn details(states: &[Value]) -> String {
         for left in state["leftOut"].as_array().into_iter().flatten() {
             all.push_str(&format!("left out   {}\n", text(&left["message"])));
         }
+        let waits = |pod| format!("not yet    pod {pod}: it joins as soon as its cgroup is found below --cgroup\n");
+        all.extend(without_cgroup(state).map(waits));
         all.push('\n');
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_amiss_is_said() {
+        let state = |more: Value| {
+            let mut state = json!({
+                "kind": "LocalRedirect", "namespace": "a", "name": "b", "refused": null, "standing": "here",
+                "waits": false, "frontends": [], "backends": 0, "leftOut": [], "withoutCgroup": [], "failed": null,
+            });
+            state.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            state
+        };
+        assert_eq!(standing(&state(json!({}))), "accepted");
+        let full = standing(&state(json!({ "failed": { "message": "the slot table is full" } })));
+        assert_eq!(full, "accepted; not written: the slot table is full");
+        let pods = state(json!({ "withoutCgroup": ["a/x", "a/y"] }));
+        assert!(standing(&pods).ends_with("; 2 pods are not used yet: their cgroups are not found"));
+        assert!(details(&[pods]).contains("pod a/y: it joins"));
+        assert!(standing(&state(json!({ "waits": true }))).contains("no ready pods, or the controller"));
+    }
 }

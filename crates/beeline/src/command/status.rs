@@ -115,8 +115,10 @@ fn policies(counts: &Value) -> String {
         text.push_str(&format!(", {} are not accepted", count("refused")));
     }
     if count("waiting") > 0 {
-        let waits = ", {} wait for slices that the controller has not published: is it running? (beeline policies)";
-        text.push_str(&waits.replace("{}", &count("waiting").to_string()));
+        let waiting = count("waiting");
+        text.push_str(&format!(
+            ", of {waiting} no pods are ready, or the controller has not published them yet (beeline policies)"
+        ));
     }
     text
 }

@@ -81,3 +81,29 @@ fn a_list_without_a_version_is_no_list() {
         assert!(listener.has_service("web"));
     });
 }
+
+/// A server that starts may not have read its definitions yet: with the first answer believed, a restarted agent would take
+/// the policies' rows away.
+#[test]
+fn what_is_missing_once_may_be_there_a_moment_later() {
+    with_cluster(async |cluster: &mut Cluster| {
+        let redirect = json!({
+            "metadata": { "name": "a", "namespace": "default", "uid": "u", "generation": 1 },
+            "spec": { "frontend": { "serviceMatcher": { "serviceName": "web" } },
+                      "backend": { "endpointSelector": {}, "toPorts": [{ "port": 80, "protocol": "TCP" }] } },
+        });
+        let mut looks = 0;
+        let late = move |asked: &str| {
+            if !asked.contains("/localredirectpolicies") {
+                return None;
+            }
+            looks += 1;
+            let list = json!({ "metadata": { "resourceVersion": "7" }, "items": [redirect] });
+            Some(if looks == 1 { status(404, "NotFound", json!({})) } else { (200, list) })
+        };
+        let front = Front::of(cluster, late).await;
+        let mut listener = Listener::to(Server { access: cluster.access(&[&front.url]), ..cluster.server() });
+        listener.until("everything is listed", |l| l.last.synced).await;
+        assert_eq!(listener.said.policies.len(), 1);
+    });
+}

@@ -20,8 +20,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// What is not needed is waited for no longer than this many failures.
-const FAILURES: u32 = 3;
+/// What is not needed is waited for no longer than this many failures, about three seconds.
+const FAILURES: u32 = 5;
+/// That we may not read a kind is sure once it was said this often after each other: a token may just have been replaced.
+const DENIALS: u32 = 2;
 
 #[derive(Default)]
 struct Shelf {
@@ -35,14 +37,19 @@ struct Shelf {
     since: Option<SystemTime>,
     /// Since Services and slices were there.
     failures: u32,
-    /// We may not read it.
-    denied: bool,
+    /// So often after each other we were told that we may not read it.
+    denials: u32,
 }
 
 impl Shelf {
-    /// Listed, or not to be had.
+    /// Listed, or not to be had now.
     fn is_settled(&self) -> bool {
-        self.listed || self.denied || self.failures >= FAILURES
+        self.listed || self.denials > 0 || self.failures >= FAILURES
+    }
+
+    /// Nothing of it is there that we do not know of, or nothing that we may know.
+    fn is_whole(&self) -> bool {
+        self.listed || self.denials >= DENIALS
     }
 }
 
@@ -118,12 +125,12 @@ impl Book {
         shelf.since.get_or_insert_with(SystemTime::now);
         shelf.error = Some(why);
         shelf.failures += 1;
-        shelf.denied = denied;
+        shelf.denials = if denied { shelf.denials + 1 } else { 0 };
     }
 
     fn recover(&mut self, kind: Kind) {
         let shelf = self.shelf(kind);
-        (shelf.error, shelf.since, shelf.failures, shelf.denied) = (None, None, 0, false);
+        (shelf.error, shelf.since, shelf.failures, shelf.denials) = (None, None, 0, 0);
     }
 
     fn put(&mut self, object: Object) {
@@ -319,6 +326,11 @@ impl Book {
         self.has_base() && self.followed.iter().all(|kind| self.shelves[*kind as usize].is_settled())
     }
 
+    /// Nobody else can have said what is in the kernel and not here: a kind that merely failed so far may have.
+    fn is_whole(&self) -> bool {
+        self.has_base() && self.followed.iter().all(|kind| self.shelves[*kind as usize].is_whole())
+    }
+
     fn error(&self) -> Option<String> {
         let failing = self.shelves.iter().filter_map(|shelf| Some((shelf.since?, shelf.error.as_ref()?)));
         let (since, why) = failing.min_by_key(|(since, _)| *since)?;
@@ -328,11 +340,10 @@ impl Book {
 
     /// What differs since it was last asked; `None`: nothing.
     pub(crate) fn batch(&mut self, server: String) -> Option<Batch> {
-        let synced = self.is_synced();
         let now = Batch {
             refusals: self.refused.values().flatten().cloned().collect(),
-            synced,
-            whole: synced,
+            synced: self.is_synced(),
+            whole: self.is_whole(),
             error: self.error(),
             server: Some(server),
             ..Batch::default()
@@ -422,7 +433,23 @@ mod tests {
         (0..9).for_each(|_| book.take(failed(Kind::Balancing, false)));
         assert!(!tell(&mut book, [News::Done(Kind::LocalRedirect), News::Done(Kind::EndpointSlice)]).synced);
         assert!(!tell(&mut book, (1..FAILURES).map(|_| failed(Kind::Balancing, false))).synced);
-        assert!(tell(&mut book, [failed(Kind::Balancing, false)]).synced);
+        let batch = tell(&mut book, [failed(Kind::Balancing, false)]);
+        assert!(batch.synced && !batch.whole, "rows of policies that nobody could list stay");
+        let batch = tell(&mut book, [News::Done(Kind::Balancing), News::Well(Kind::Balancing)]);
+        assert!(batch.synced && batch.whole);
+    }
+
+    #[test]
+    fn a_kind_that_is_denied_is_waited_for_once_more() {
+        let mut book = base();
+        tell(&mut book, [Kind::LocalRedirect, Kind::EndpointSlice].map(News::Done));
+        let batch = tell(&mut book, [failed(Kind::Balancing, true)]);
+        assert!(batch.synced && !batch.whole);
+        assert!(
+            !tell(&mut book, [failed(Kind::Balancing, false), failed(Kind::Balancing, true)]).whole,
+            "not in a row"
+        );
+        assert!(tell(&mut book, [failed(Kind::Balancing, true)]).whole);
     }
 
     fn policy(uid: &str, generation: i64) -> Object {

@@ -27,6 +27,10 @@ const SHORT: Duration = Duration::from_secs(1);
 /// So often a server may refuse to go on from where we were, before everything is listed anew.
 const REFUSALS: u32 = 3;
 
+/// That a kind is not there is believed after this many looks: a server that starts may not have read its definitions.
+const LOOKS: u32 = 2;
+const MOMENT: Duration = Duration::from_millis(500);
+
 /// What of a kind is wanted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selector {
@@ -107,16 +111,20 @@ impl Follow {
     pub(crate) async fn run<K: Followed>(mut self) {
         let client = self.door.client();
         let (mut pause, mut search, mut version, mut refused) = (Pause::default(), Pause::search(), None, 0);
+        let mut looks = 0;
         loop {
             let Err(ended) = self.round::<K>(&client, &mut version, &mut pause).await else { continue };
             // A server that once had it may have lost it for a moment only.
             if K::OPTIONAL && ended.is_absent() && version.is_none() {
-                refused = 0;
-                if self.miss::<K>(&mut search).await.is_err() {
+                (refused, looks) = (0, looks + 1);
+                if looks < LOOKS {
+                    tokio::time::sleep(MOMENT).await;
+                } else if self.miss::<K>(&mut search).await.is_err() {
                     return;
                 }
                 continue;
             }
+            looks = 0;
             if version.is_none() && self.widen::<K>(&ended) {
                 continue;
             }

@@ -153,7 +153,7 @@ impl<M: Maps> Work<'_, M> {
     /// are. A full table is no reason to wait: it stays full.
     fn hold_nodes(&mut self, delta: &Delta) {
         let passing = |(name, error): (&OwnerName, &MapError)| match error {
-            MapError::Failed(why) => Some(MapError::Failed(format!("nodes wait for Service {name}: {why}"))),
+            MapError::Failed(why) => Some(MapError::Failed(format!("nodes wait for {}: {why}", name.subject()))),
             MapError::Full(_) => None,
         };
         if delta.nodes.is_some() && self.outcome.nodes_failed.is_none() {

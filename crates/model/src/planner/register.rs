@@ -221,6 +221,13 @@ impl Register {
         found.into_iter().cloned().collect()
     }
 
+    /// By a redirect of its namespace.
+    pub fn is_selected(&self, pod: &Pod) -> bool {
+        let namespace = (pod.name.cluster.clone(), pod.name.namespace.clone());
+        let mut policies = self.redirects.of(&namespace).filter_map(|owner| self.policies.get(owner));
+        policies.any(|policy| selects(policy, pod))
+    }
+
     // ---- what others ask ----
 
     pub fn policy(&self, owner: &OwnerName) -> Option<&Policy> {

@@ -2,8 +2,9 @@
 //! Worked out when somebody asks, by the same functions that plan.
 
 use super::Planner;
+use crate::address::Address;
 use crate::claim::Claim;
-use crate::fact::Refusal;
+use crate::fact::{Pod, Refusal};
 use crate::name::OwnerName;
 use crate::plan::policy::{Standing, objection, plan_policy, standing};
 use crate::plan::{ServicePlan, SetPlan};
@@ -21,16 +22,20 @@ pub struct PolicyState {
     pub generation: i64,
     /// What it is about: `Service default/web`, or an address.
     pub target: String,
+    /// Dialled ports that it names, such as `53/UDP`; `None`: all that the Service has.
+    pub ports: Option<Vec<String>>,
     /// Why it is not accepted; then it claims nothing.
     pub refused: Option<Refusal>,
     pub standing: Standing,
-    /// For slices that the controller has not published yet.
+    /// A controller is to publish its pods, and nothing of this very policy has been seen.
     pub waits: bool,
     pub frontends: Vec<FrontendState>,
     /// Addresses that a dial may become, each once.
     pub backends: usize,
     /// What is left out of it, and why.
     pub left_out: Vec<Refusal>,
+    /// Pods that it selects here and that join once their cgroup is found.
+    pub without_cgroup: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -65,11 +70,43 @@ fn target_of(policy: &Policy) -> String {
     }
 }
 
+fn ports_of(policy: &Policy) -> Option<Vec<String>> {
+    let ports = match &policy.matcher {
+        Matcher::Service { ports, .. } => ports.as_ref()?,
+        Matcher::Address { ports, .. } => ports,
+    };
+    Some(ports.iter().map(|port| format!("{}/{}", port.port, port.protocol)).collect())
+}
+
 impl Planner {
+    /// There is no controller: the slices of policies come from whoever feeds us.
+    pub fn publish_ourselves(&mut self) {
+        self.publishes = true;
+    }
+
     /// Sorted by kind, namespace and name.
     pub fn policies(&self) -> Vec<PolicyState> {
-        let mut owners: Vec<&OwnerName> = self.register.owners().collect();
-        owners.sort_unstable();
+        self.states_of(self.register.owners())
+    }
+
+    /// Those that are called so, with or without their namespace.
+    pub fn policies_called(&self, name: &str) -> Vec<PolicyState> {
+        let is_called = |owner: &&OwnerName| match name.split_once('/') {
+            Some((namespace, name)) => owner.namespace() == namespace && owner.name() == name,
+            None => owner.name() == name,
+        };
+        self.states_of(self.register.owners().filter(is_called))
+    }
+
+    /// Those that want this address, or take a Service: the one given, else the one whose ClusterIP it is.
+    pub fn policies_about(&self, address: Address, service: Option<&OwnerName>) -> Vec<PolicyState> {
+        let known = || self.claims.claimants(&FrontendKey::known(address)).first().map(|claim| &claim.service);
+        let on_service = service.or_else(known).into_iter().flat_map(|service| self.register.on_service(service));
+        self.states_of(self.register.at_address(&address).chain(on_service))
+    }
+
+    fn states_of<'a>(&self, owners: impl Iterator<Item = &'a OwnerName>) -> Vec<PolicyState> {
+        let owners: BTreeSet<&OwnerName> = owners.collect();
         owners.into_iter().filter_map(|owner| self.policy_state(owner)).collect()
     }
 
@@ -85,18 +122,28 @@ impl Planner {
             uid: policy.uid.clone(),
             generation: policy.generation,
             target: target_of(policy),
+            ports: ports_of(policy),
             waits: refused.is_none() && self.waits(owner, policy),
             frontends: self.frontends(&plan),
             backends: addresses.len(),
             refused,
             standing,
             left_out,
+            without_cgroup: self.without_cgroup(policy),
         })
     }
 
     fn waits(&self, owner: &OwnerName, policy: &Policy) -> bool {
-        let published = self.register.slices_of(owner).iter().any(|slice| slice.uid == policy.uid);
-        matches!(policy.target, Target::Pods { .. }) && !published
+        let seen = || self.register.slices_of(owner).iter().any(|slice| slice.uid == policy.uid);
+        !self.publishes && matches!(policy.target, Target::Pods { .. }) && !seen()
+    }
+
+    fn without_cgroup(&self, policy: &Policy) -> Vec<String> {
+        let Some(selector) = policy.local_selector() else { return Vec::new() };
+        let of = |pod: &&Pod| pod.name.cluster == policy.name.cluster && pod.name.namespace == policy.name.namespace;
+        let pods = self.register.pods().values().filter(of).filter(|pod| selector.matches(&pod.labels));
+        let missing = |pod: &&Pod| self.needs_cgroup(pod) && !self.register.cgroups().contains_key(&pod.uid);
+        pods.filter(missing).map(|pod| format!("{}/{}", pod.name.namespace, pod.name.name)).collect()
     }
 
     fn frontends(&self, plan: &ServicePlan) -> Vec<FrontendState> {
