@@ -129,7 +129,8 @@ pub fn run(options: ControllerOptions) -> anyhow::Result<ExitCode> {
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // More than there are tasks that wait for one lock: the Lease is renewed meanwhile.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(8).enable_all().build()?;
     runtime.block_on(beeline_controller::run(settings))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -46,7 +46,8 @@ impl Server {
         };
         drop(news);
         let followed = self.followed();
-        let mut book = Book::new(Convert::new(&self.cluster, self.claim.clone()), &self.node, &followed, self.published());
+        let mut book =
+            Book::new(Convert::new(&self.cluster, self.claim.clone()), &self.node, &followed, self.published());
         let take = async {
             while let Some(news) = heard.recv().await {
                 book.take(news);
