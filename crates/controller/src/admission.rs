@@ -1,33 +1,32 @@
 //! The webhook's answers, for what needs other objects: who is for this address and port already, whose address a virtual
 //! one is, and whether the user may reach beyond the namespace. Schema and CEL have checked the rest.
 
-use crate::judge::{reach, title};
+use crate::judge::{Finding, reach, title};
+use crate::right::Rights;
 use crate::world::{CLUSTER, World};
 use beeline_cluster::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
 use beeline_cluster::{Claim, Convert, Converted};
 use beeline_model::policy::{Policy, PolicyKind};
-use k8s_openapi::api::authentication::v1::UserInfo;
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DynamicObject, PostParams};
+use kube::Client;
+use kube::api::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview, Operation};
-use kube::{Api, Client};
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Clone)]
 pub struct Admission {
-    client: Client,
+    rights: Arc<Rights>,
     world: Arc<Mutex<World>>,
 }
 
 /// We cannot tell now: the API server then does as the failurePolicy says.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Unready(String);
+pub struct Unready(pub String);
 
 impl Admission {
     pub fn new(client: Client, world: Arc<Mutex<World>>) -> Admission {
-        Admission { client, world }
+        Admission { rights: Arc::new(Rights::new(client)), world }
     }
 
     pub async fn review(
@@ -54,49 +53,37 @@ impl Admission {
             Ok(policy) => policy,
             Err(why) => return Ok(Err(why)),
         };
-        if let Some(reach) = reach(&policy)
-            && let Err(why) = self.may_reach(&request.user_info, &policy, &reach).await?
-        {
+        // What costs nothing first: nobody is asked about what cannot be anyway.
+        if let Err(why) = self.ask(&policy, World::check_address)? {
             return Ok(Err(why));
         }
+        if let Some(reach) = reach(&policy)
+            && !self.rights.may_reach(&request.user_info).await?
+        {
+            let user = request.user_info.username.as_deref().unwrap_or("the user");
+            return Ok(Err(no_right(&policy, &reach, user)));
+        }
+        self.ask(&policy, World::admit)
+    }
+
+    fn ask(
+        &self,
+        policy: &Policy,
+        what: impl Fn(&World, &Policy) -> Result<(), Finding>,
+    ) -> Result<Result<(), String>, Unready> {
         let world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
         if !world.synced {
             return Err(Unready("the controller has not read the cluster yet".into()));
         }
-        Ok(world.admit(&policy).map_err(|finding| format!("{}: {finding}", title(&policy.name))))
+        Ok(what(&world, policy).map_err(|finding| format!("{}: {finding}", title(&policy.name))))
     }
+}
 
-    /// A right to the whole cluster: asked without a namespace, since an administrator of one namespace may have every right
-    /// in it.
-    async fn may_reach(&self, user: &UserInfo, policy: &Policy, reach: &str) -> Result<Result<(), String>, Unready> {
-        let asked = SubjectAccessReview {
-            spec: SubjectAccessReviewSpec {
-                user: user.username.clone(),
-                groups: user.groups.clone(),
-                uid: user.uid.clone(),
-                extra: user.extra.clone(),
-                resource_attributes: Some(ResourceAttributes {
-                    group: Some("beeline.dev".into()),
-                    resource: Some("clusterscopes".into()),
-                    verb: Some("use".into()),
-                    ..ResourceAttributes::default()
-                }),
-                ..SubjectAccessReviewSpec::default()
-            },
-            ..SubjectAccessReview::default()
-        };
-        let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
-        let answer = api.create(&PostParams::default(), &asked).await;
-        let answer = answer.map_err(|error| Unready(format!("the right to reach beyond a namespace: {error}")))?;
-        if answer.status.is_some_and(|status| status.allowed) {
-            return Ok(Ok(()));
-        }
-        Ok(Err(format!(
-            "{}: {reach}, and {} has no right to that; an administrator gives it with the verb \"use\" on \"clusterscopes\" of the group beeline.dev in a ClusterRole",
-            title(&policy.name),
-            user.username.as_deref().unwrap_or("the user"),
-        )))
-    }
+fn no_right(policy: &Policy, reach: &str, user: &str) -> String {
+    format!(
+        "{}: {reach}, and {user} has no right to that; an administrator gives it with the verb \"use\" on \"clusterscopes\" of the group beeline.dev in a ClusterRole",
+        title(&policy.name),
+    )
 }
 
 fn read(kind: PolicyKind, object: &DynamicObject, request: &AdmissionRequest<DynamicObject>) -> Result<Policy, String> {

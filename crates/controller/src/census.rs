@@ -30,8 +30,18 @@ pub struct Census {
 pub struct Count {
     pub wanted: usize,
     pub programmed: usize,
-    /// Some that do not have it, each with the reason where it gave one.
-    pub missing: Vec<(Name, Option<String>)>,
+    /// Some that do not have it, or do not say.
+    pub missing: Vec<(Name, Missing)>,
+}
+
+/// Why a node does not count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// It is not that far, or has said nothing yet.
+    Pending,
+    /// More fail there than it can name: whether this one does is unknown.
+    Unnamed(u32),
+    Failing(String),
 }
 
 /// So many are named.
@@ -68,6 +78,7 @@ impl Census {
     }
 
     pub fn report(&mut self, node: &str, report: Option<Report>) {
+        let report = report.map(Report::bounded);
         let member = self.nodes.entry(node.into()).or_default();
         self.changed |= member.report != report;
         member.report = report;
@@ -110,15 +121,15 @@ impl Census {
     }
 
     /// `None`: it has it.
-    fn missing(&self, member: &Member, kind: PolicyKind, turn: u64, title: &str) -> Option<Option<String>> {
-        let Some(report) = &member.report else { return Some(None) };
+    fn missing(&self, member: &Member, kind: PolicyKind, turn: u64, title: &str) -> Option<Missing> {
+        let Some(report) = &member.report else { return Some(Missing::Pending) };
         if self.history(kind).turn(report.sum(kind)).is_none_or(|known| known < turn) {
-            return Some(None);
+            return Some(Missing::Pending);
         }
         let failing = report.failing.iter().find(|failing| failing.policy == title);
         match failing {
-            Some(failing) => Some(Some(failing.reason.clone())),
-            None if report.more > 0 => Some(Some(format!("{} policies more than it can name", report.more))),
+            Some(failing) => Some(Missing::Failing(failing.reason.clone())),
+            None if report.more > 0 => Some(Missing::Unnamed(report.more)),
             None => None,
         }
     }
@@ -141,4 +152,30 @@ impl Census {
 /// As reports name it.
 pub fn policy_title(name: &PolicyName) -> String {
     format!("{} {}/{}", name.kind, name.namespace, name.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use beeline_model::fact::Node;
+    use beeline_model::report::Failing;
+
+    #[test]
+    fn who_names_too_few_speaks_for_nobody_else() {
+        let mut census = Census::default();
+        let policy = crate::judge::tests::policy(PolicyKind::Balancing, "x", 1, Some(&[80]));
+        census.apply(&Fact::Policy(policy.clone()));
+        census.apply(&Fact::Node(Node::named("local", "n")));
+        assert_eq!(census.count(&policy).missing, [("n".into(), Missing::Pending)]);
+        let mut tally = Tally::default();
+        tally.apply(&Fact::Policy(policy.clone()));
+        let failing = |policy: String| Failing { policy, reason: "full".into() };
+        let others: Vec<Failing> = (0..40).map(|n| failing(n.to_string())).collect();
+        census.report("n", Some(tally.report(others)));
+        assert_eq!(census.count(&policy).missing, [("n".into(), Missing::Unnamed(8))]);
+        census.report("n", Some(tally.report(vec![failing(policy_title(&policy.name))])));
+        assert_eq!(census.count(&policy).missing, [("n".into(), Missing::Failing("full".into()))]);
+        census.report("n", Some(tally.report(Vec::new())));
+        assert_eq!((census.count(&policy).programmed, census.count(&policy).missing), (1, Vec::new()));
+    }
 }

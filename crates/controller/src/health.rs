@@ -1,5 +1,6 @@
 //! Health and metrics: alive, ready to answer the API server, and how much there is to do.
 
+use crate::listen;
 use crate::webhook::Shown;
 use crate::world::World;
 use anyhow::Context;
@@ -11,8 +12,12 @@ use axum::routing::get;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Connections at once: a kubelet and a few that scrape.
+const PLACES: usize = 32;
 
 #[derive(Clone)]
 pub struct Health {
@@ -32,7 +37,9 @@ pub async fn serve(listener: TcpListener, health: Health) -> anyhow::Result<()> 
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .with_state(health);
-    axum::serve(listener, app).await.context("the health listener")
+    let open = |stream: TcpStream| std::future::ready(Some(stream));
+    listen::serve(listener, PLACES, app, &mut JoinSet::new(), open).await;
+    anyhow::bail!("the health listener ended")
 }
 
 /// Ready is who can answer admissions: it knows the cluster and has a certificate. Whether it leads does not matter.
@@ -63,6 +70,7 @@ async fn metrics(State(health): State<Health>) -> Response {
     gauge("beeline_controller_slices", "EndpointSlices of backends that should be", counts.slices);
     gauge("beeline_controller_nodes", "Nodes known", counts.nodes);
     gauge("beeline_controller_unwritten_slices", "EndpointSlices that wait to be written", counts.unwritten_slices);
+    gauge("beeline_controller_failing_slices", "EndpointSlices whose last write failed", counts.failing_slices);
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &registry) {
         Ok(()) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)

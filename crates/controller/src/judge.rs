@@ -2,11 +2,15 @@
 //! that are to be, the status of those that are.
 
 use crate::settings::Overlap;
-use crate::world::{Spot, World};
+use crate::spot::{Spot, ports};
+use crate::world::World;
 use beeline_model::fact::Service;
-use beeline_model::policy::{DialledPort, Matcher, Policy, PolicyName, Target};
+use beeline_model::policy::{DialledPort, Matcher, Policy, PolicyKind, PolicyName, Target};
 use beeline_model::virtual_address;
 use std::fmt;
+
+/// So many ports are named in a message.
+const NAMED: usize = 10;
 
 /// Why it is not accepted, or what should be known although it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,16 +43,16 @@ impl World {
     /// `Err`: not accepted. `Ok(Some)`: accepted, but another goes before it.
     pub fn judge(&self, policy: &Policy) -> Result<Option<Finding>, Finding> {
         self.check_frontend(policy)?;
-        let rivals = self.rivals(policy);
-        let older = |rival: &&Rival| rival.policy.name.kind == policy.name.kind && goes_before(rival.policy, policy);
-        if let Some(rival) = rivals.iter().find(older) {
+        let older = self.rival(policy, policy.name.kind).filter(|rival| goes_before(rival.policy, policy));
+        if let Some(rival) = older {
             let what = rival.describe(policy);
             return Err(Finding::new(
                 "Conflict",
                 format!("{}, which is older, is for {what}", title(&rival.policy.name)),
             ));
         }
-        let above = rivals.iter().find(|rival| rival.policy.name.kind < policy.name.kind);
+        let above = PolicyKind::BOTH.into_iter().filter(|kind| *kind < policy.name.kind);
+        let above = above.filter_map(|kind| self.rival(policy, kind)).next();
         Ok(above.map(|rival| {
             let what = rival.describe(policy);
             let message =
@@ -60,8 +64,9 @@ impl World {
     /// Whether a policy may come to be. A Service that does not exist yet is no hindrance.
     pub fn admit(&self, policy: &Policy) -> Result<(), Finding> {
         self.check_address(policy)?;
-        let in_the_way = |rival: &&Rival| self.overlap == Overlap::Refuse || rival.policy.name.kind == policy.name.kind;
-        match self.rivals(policy).iter().find(in_the_way) {
+        let in_the_way = |kind: &PolicyKind| self.overlap == Overlap::Refuse || *kind == policy.name.kind;
+        let rivals = PolicyKind::BOTH.into_iter().filter(in_the_way).filter_map(|kind| self.rival(policy, kind));
+        match rivals.min_by(|a, b| rank(a.policy).cmp(&rank(b.policy))) {
             None => Ok(()),
             Some(rival) => {
                 let (who, what) = (title(&rival.policy.name), rival.describe(policy));
@@ -88,7 +93,7 @@ impl World {
         }
     }
 
-    fn check_address(&self, policy: &Policy) -> Result<(), Finding> {
+    pub fn check_address(&self, policy: &Policy) -> Result<(), Finding> {
         let Matcher::Address { address, .. } = &policy.matcher else { return Ok(()) };
         virtual_address::check(&self.virtual_ranges, *address)
             .map_err(|why| Finding::new("AddressNotAllowed", format!("virtual address {address}: {why}")))?;
@@ -101,12 +106,10 @@ impl World {
         }
     }
 
-    fn rivals<'a>(&'a self, policy: &'a Policy) -> Vec<Rival<'a>> {
-        let names = self.spots.get(&Spot::of(policy)).into_iter().flatten().filter(|name| **name != policy.name);
-        let others = names.filter_map(|name| self.policies.get(name));
-        let mut rivals: Vec<Rival> = others.filter_map(|other| shared(policy, other)).collect();
-        rivals.sort_by(|a, b| rank(a.policy).cmp(&rank(b.policy)));
-        rivals
+    /// The first one of a kind.
+    fn rival<'a>(&'a self, policy: &'a Policy, kind: PolicyKind) -> Option<Rival<'a>> {
+        let name = self.spots.rival(policy, kind)?;
+        shared(policy, self.policies.get(name)?)
     }
 }
 
@@ -120,14 +123,6 @@ impl Rival<'_> {
             Some(port) => format!("{at}, port {}/{}", port.port, port.protocol),
             None => format!("all ports of {at}"),
         }
-    }
-}
-
-/// `None` of a Service's ports means all of them.
-fn ports(policy: &Policy) -> Option<&[DialledPort]> {
-    match &policy.matcher {
-        Matcher::Service { ports, .. } => ports.as_deref(),
-        Matcher::Address { ports, .. } => Some(ports),
     }
 }
 
@@ -150,11 +145,19 @@ fn check_ports(service: &Service, wanted: &[DialledPort]) -> Result<(), Finding>
     match wanted.iter().find(|port| !has(port)) {
         None => Ok(()),
         Some(port) => {
-            let all: Vec<String> = service.ports.iter().map(|p| format!("{}/{}", p.port, p.protocol)).collect();
-            let (name, all) = (service.name.name(), all.join(", "));
+            let (name, all) = (service.name.name(), show_ports(service));
             let message = format!("the Service {name} has no port {}/{}; it has {all}", port.port, port.protocol);
             Err(Finding::new("PortNotFound", message))
         }
+    }
+}
+
+fn show_ports(service: &Service) -> String {
+    let show = service.ports.iter().map(|p| format!("{}/{}", p.port, p.protocol));
+    let named: Vec<String> = show.take(NAMED).collect();
+    match service.ports.len() - named.len() {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
     }
 }
 
@@ -178,6 +181,91 @@ pub fn reach(policy: &Policy) -> Option<String> {
     }
     match &policy.target {
         Target::Pods { namespaces: Some(_), .. } => Some("namespaceSelector chooses pods of other namespaces".into()),
-        _ => None,
+        Target::Addresses { .. } => Some("addressEndpoint leads to addresses that are not the namespace's own".into()),
+        Target::Pods { namespaces: None, .. } | Target::LocalPods { .. } => None,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::world::tests::{address, world};
+    use beeline_model::fact::Fact;
+    use beeline_model::name::Protocol;
+    use beeline_model::policy::{BackendPort, PortChoice, RedirectMode};
+    use beeline_model::selector::Selector;
+
+    /// For the Service default/web.
+    pub fn policy(kind: PolicyKind, name: &str, created: i64, ports: Option<&[u16]>) -> Policy {
+        let dialled = |port: &u16| DialledPort { name: "".into(), port: *port, protocol: Protocol::Tcp };
+        let backend = BackendPort { name: "".into(), port: PortChoice::Number(8080), protocol: Protocol::Tcp };
+        Policy {
+            name: PolicyName { kind, cluster: "local".into(), namespace: "default".into(), name: name.into() },
+            uid: format!("uid-{name}").into(),
+            created,
+            generation: 1,
+            matcher: Matcher::Service {
+                name: "web".into(),
+                ports: ports.map(|ports| ports.iter().map(dialled).collect()),
+            },
+            target: Target::Pods {
+                selector: Selector::default(),
+                namespaces: None,
+                mode: RedirectMode::PodEndpoint,
+                ports: [backend].into(),
+            },
+            nodes: None,
+            out_cluster: true,
+            limit: None,
+        }
+    }
+
+    fn balancing(name: &str, created: i64, ports: Option<&[u16]>) -> Policy {
+        policy(PolicyKind::Balancing, name, created, ports)
+    }
+
+    fn message(verdict: Result<Option<Finding>, Finding>) -> String {
+        match verdict {
+            Ok(None) => "accepted".into(),
+            Ok(Some(note)) => format!("{}: {note}", note.reason),
+            Err(why) => format!("not: {}: {why}", why.reason),
+        }
+    }
+
+    #[test]
+    fn the_first_at_a_port_goes_before() {
+        let all = [
+            balancing("b", 2, Some(&[80, 81])),
+            balancing("a", 1, Some(&[81, 82])),
+            balancing("all", 3, None),
+            policy(PolicyKind::LocalRedirect, "local", 9, Some(&[83])),
+            balancing("c", 4, Some(&[83])),
+        ];
+        let world = world(all.iter().cloned().map(Fact::Policy).collect());
+        let said = |policy: &Policy| message(world.judge(policy));
+        let web = "the Service default/web";
+        assert_eq!(said(&all[1]), "accepted");
+        let older = "which is older, is for";
+        assert_eq!(said(&all[0]), format!("not: Conflict: BalancingPolicy default/a, {older} {web}, port 81/TCP"));
+        assert_eq!(said(&all[2]), format!("not: Conflict: BalancingPolicy default/a, {older} {web}, port 81/TCP"));
+        assert_eq!(said(&all[3]), "accepted");
+        assert_eq!(said(&all[4]), format!("not: Conflict: BalancingPolicy default/all, {older} {web}, port 83/TCP"));
+        assert!(world.admit(&balancing("new", 10, Some(&[84]))).is_err(), "one is for all ports");
+        assert!(world.admit(&balancing("a", 1, Some(&[84]))).is_err());
+    }
+
+    #[test]
+    fn ports_that_are_missing_are_told_in_few_words() {
+        let world = world(Vec::new());
+        let said = message(world.judge(&balancing("x", 1, Some(&[9999]))));
+        assert!(said.ends_with("88/TCP, 89/TCP and 10 more"), "{said}");
+    }
+
+    #[test]
+    fn what_reaches_beyond_its_namespace() {
+        let mut policy = balancing("x", 1, Some(&[80]));
+        assert_eq!(reach(&policy), None);
+        policy.target = Target::Addresses { addresses: [address("192.0.2.1")].into(), ports: [].into() };
+        assert!(reach(&policy).unwrap().contains("addressEndpoint"));
     }
 }

@@ -10,11 +10,18 @@ mod health;
 mod judge;
 mod keep;
 mod lease;
+mod limit;
+mod listen;
 mod publish;
+mod queue;
 mod report;
+mod right;
 mod run;
+mod said;
 mod settings;
+mod spot;
 mod status;
+mod sweep;
 mod webhook;
 mod world;
 

@@ -1,17 +1,16 @@
 //! Writes what is to be published: the difference between what should be and what is, whoever made it. Only the leader
 //! writes; a change of one pod is one write.
 
+use crate::queue::Lane;
 use crate::status::resource;
-use crate::world::World;
-use beeline_cluster::{
-    Claim, Convert, MANAGED_BY, MANAGER, NODES_LABEL, node_slice_object, policy_slice_object, report_name,
-};
+use crate::world::{Next, World};
+use beeline_cluster::{Claim, Convert, MANAGED_BY, MANAGER, NODES_LABEL, node_slice_object, policy_slice_object};
 use beeline_model::Name;
 use beeline_model::fact::SliceName;
 use beeline_model::policy::{PolicyKind, PolicyName, PolicySlice};
 use beeline_model::publish::NodeSlice;
-use futures::{StreamExt, stream};
-use k8s_openapi::api::coordination::v1::Lease;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, Client};
@@ -22,7 +21,15 @@ use tokio::sync::{Notify, watch};
 
 /// Writes under way at once.
 const AT_ONCE: usize = 8;
+/// Writes in a row; then nodes are looked at again.
+const IN_A_ROW: usize = 256;
+const TICK: Duration = Duration::from_millis(250);
+/// Nodes' addresses that could not be written.
 const PAUSE: Duration = Duration::from_secs(1);
+/// So long at most until what one object's own fault is (a quota, a name that somebody took) is tried again.
+const OWN_FAULT: Duration = Duration::from_secs(60);
+/// And what may be nobody's: an API server that does not answer.
+const NO_FAULT: Duration = Duration::from_secs(5);
 /// Nodes' slices are not watched: they are looked at this often, should somebody have changed them.
 const LOOK: Duration = Duration::from_secs(300);
 
@@ -41,11 +48,13 @@ pub struct Publish {
     world: Arc<Mutex<World>>,
     nodes: BTreeMap<Name, NodeSlice>,
     looked: Option<Instant>,
+    /// Nodes' addresses: not before this.
+    paused: Option<Instant>,
 }
 
 impl Publish {
     pub fn new(client: Client, namespace: &str, world: Arc<Mutex<World>>) -> Publish {
-        Publish { client, namespace: namespace.into(), world, nodes: BTreeMap::new(), looked: None }
+        Publish { client, namespace: namespace.into(), world, nodes: BTreeMap::new(), looked: None, paused: None }
     }
 
     pub async fn run(mut self, mut leader: watch::Receiver<bool>, changed: Arc<Notify>) -> anyhow::Result<()> {
@@ -54,11 +63,11 @@ impl Publish {
             self.looked = None;
             self.with(World::mark_all);
             while *leader.borrow() {
-                if self.with(|world| world.synced) {
-                    self.round(&leader).await;
+                if self.with(|world| world.is_current()) && self.round(&leader).await {
+                    continue;
                 }
                 // A change that came meanwhile is not missed: the notice of it is kept.
-                let _ = tokio::time::timeout(PAUSE, changed.notified()).await;
+                let _ = tokio::time::timeout(TICK, changed.notified()).await;
             }
         }
     }
@@ -67,39 +76,61 @@ impl Publish {
         work(&mut self.world.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn round(&mut self, leader: &watch::Receiver<bool>) {
-        let work = self.with(World::take_slices);
-        // New ones first, so that a pod that moves between slices is never in none.
-        let (puts, drops): (Vec<_>, Vec<_>) = work.into_iter().partition(|(_, slice)| slice.is_some());
-        for batch in [puts, drops] {
-            let writes = batch.into_iter().map(|(name, slice)| self.write(name, slice, leader));
-            stream::iter(writes).buffer_unordered(AT_ONCE).collect::<()>().await;
+    /// Nodes first: every node needs them. Says whether there is more.
+    async fn round(&mut self, leader: &watch::Receiver<bool>) -> bool {
+        if self.paused.is_none_or(|until| until <= Instant::now()) {
+            self.paused = self.publish_nodes().await.err().map(|error| {
+                tracing::warn!("the nodes' addresses cannot be published: {error}");
+                Instant::now() + PAUSE
+            });
         }
-        if let Err(error) = self.publish_nodes().await {
-            tracing::warn!("the nodes' addresses cannot be published: {error}");
-        }
-        self.sweep().await;
+        let puts = self.write_slices(Lane::First, leader).await;
+        let drops = self.write_slices(Lane::Then, leader).await;
+        puts || drops
+    }
+
+    /// A place that becomes free has the next one at once, whatever came of the last. Says whether there is more.
+    async fn write_slices(&self, lane: Lane, leader: &watch::Receiver<bool>) -> bool {
+        let (mut running, mut written) = (FuturesUnordered::new(), 0);
+        let more = loop {
+            if written >= IN_A_ROW || !*leader.borrow() {
+                break true;
+            }
+            match self.with(|world| world.next_slice(lane, Instant::now())) {
+                Next::Nothing => break false,
+                Next::Same => tokio::task::yield_now().await,
+                Next::Write(name, slice) => {
+                    running.push(self.write(name, slice.map(|slice| *slice), leader));
+                    written += 1;
+                }
+            }
+            if running.len() >= AT_ONCE {
+                running.next().await;
+            }
+        };
+        while running.next().await.is_some() {}
+        more
     }
 
     async fn write(&self, name: SliceName, slice: Option<PolicySlice>, leader: &watch::Receiver<bool>) {
+        let put = slice.is_some();
         if !*leader.borrow() {
-            return self.with(|world| world.retry_slice(name));
+            return self.with(|world| world.return_slice(name, put));
         }
         let written = match &slice {
             Some(slice) => self.apply(&slice.name.namespace, &policy_slice_object(slice)).await.map(|()| true),
             None => self.delete(&name).await,
         };
         match written {
-            Ok(false) => {
-                tokio::time::sleep(PAUSE).await;
-                self.with(|world| world.retry_slice(name));
-            }
+            Ok(false) => self.with(|world| world.retry_slice(name, put, NO_FAULT)),
             Ok(true) => self.with(|world| world.wrote_slice(name, slice)),
-            Err(error) if is_ending(&error) => tracing::debug!("{name:?} is in a namespace that ends: {error}"),
+            Err(error) if is_ending(&error) => {
+                tracing::debug!("{name:?} is in a namespace that ends: {error}");
+                self.with(|world| world.drop_slice(&name));
+            }
             Err(error) => {
                 tracing::warn!("EndpointSlice {}/{} cannot be written: {error}", name.namespace, name.name);
-                tokio::time::sleep(PAUSE).await;
-                self.with(|world| world.retry_slice(name));
+                self.with(|world| world.retry_slice(name, put, longest(&error)));
             }
         }
     }
@@ -170,21 +201,9 @@ impl Publish {
         }
         Ok(())
     }
-
-    /// Reports of nodes that are no more.
-    async fn sweep(&self) {
-        let stale: Vec<Name> = self.with(|world| world.census.stale().cloned().collect());
-        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
-        for node in stale {
-            match gone(api.delete(&report_name(&node), &DeleteParams::default()).await.map(drop)) {
-                Ok(()) => self.with(|world| world.census.report(&node, None)),
-                Err(error) => tracing::warn!("the report of {node}, which is gone, cannot be deleted: {error}"),
-            }
-        }
-    }
 }
 
-fn gone(answer: Result<(), kube::Error>) -> Result<(), kube::Error> {
+pub fn gone(answer: Result<(), kube::Error>) -> Result<(), kube::Error> {
     match answer {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => other,
@@ -195,4 +214,12 @@ fn gone(answer: Result<(), kube::Error>) -> Result<(), kube::Error> {
 fn is_ending(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status)
         if status.code == 404 || status.code == 403 && status.message.contains("being terminated"))
+}
+
+/// How long at most to wait before it is tried again.
+pub fn longest(error: &kube::Error) -> Duration {
+    match error {
+        kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429 => OWN_FAULT,
+        _ => NO_FAULT,
+    }
 }

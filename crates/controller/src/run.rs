@@ -5,11 +5,12 @@ use crate::health::{self, Health};
 use crate::keep::Keep;
 use crate::lease::Election;
 use crate::publish::{Publish, list_nodes};
-use crate::report;
 use crate::settings::Settings;
 use crate::status::Writer;
+use crate::sweep::sweep;
 use crate::webhook::{self, Shown};
 use crate::world::{CLUSTER, World};
+use crate::{report, said};
 use anyhow::Context;
 use beeline_cluster::{Batch, Claim, Echo, Nodes, PATIENCE, Pods, Role, Server, connect};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,6 +35,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
     tasks.spawn(follow(settings.clone(), client.clone(), world.clone(), changed.clone()));
     tasks.spawn(report::follow(client.clone(), settings.namespace.clone(), world.clone()));
+    tasks.spawn(said::follow(client.clone(), world.clone()));
+    tasks.spawn(sweep(client.clone(), settings.namespace.clone(), world.clone(), leader.clone()));
     tasks.spawn(Election::new(client.clone(), &settings).run(leads, stopping.clone()));
     tasks.spawn(Keep::new(client.clone(), &settings, shown.clone()).run(leader.clone()));
     tasks.spawn(Publish::new(client.clone(), &settings.namespace, world.clone()).run(leader.clone(), changed));
@@ -91,21 +94,33 @@ async fn follow(
     let echo = Echo { programmed, refused };
     let take = async {
         while let Some(batch) = heard.recv().await {
-            let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
-            if world.error != batch.error {
-                match &batch.error {
-                    Some(error) => tracing::warn!("the cluster cannot be read, what was known before holds: {error}"),
-                    None => tracing::info!("the cluster can be read"),
-                }
+            take_batch(&world, batch);
+            while advance(&world) {
+                // A lock that is let go of and taken again at once may never be anybody else's.
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            world.take(batch.facts, batch.synced, batch.synced && batch.error.is_none());
-            world.error = batch.error;
             changed.notify_one();
         }
     };
     let (watched, ()) = tokio::join!(server.watch(batches, echo), take);
     watched?;
     anyhow::bail!("the watch of the cluster ended")
+}
+
+fn take_batch(world: &Mutex<World>, batch: Batch) {
+    let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
+    if world.error != batch.error {
+        match &batch.error {
+            Some(error) => tracing::warn!("the cluster cannot be read, what was known before holds: {error}"),
+            None => tracing::info!("the cluster can be read"),
+        }
+    }
+    world.take(batch.facts, batch.synced, batch.synced && batch.error.is_none());
+    world.error = batch.error;
+}
+
+fn advance(world: &Mutex<World>) -> bool {
+    world.lock().unwrap_or_else(PoisonError::into_inner).advance()
 }
 
 /// Best effort: without it nodes only change their slices.

@@ -3,15 +3,20 @@
 //! A status is written into the policy, and every agent watches policies: one write is as many events as there are nodes.
 //! So conditions go first, counts after them, and both within what the cluster's size allows.
 
+use crate::census::Missing;
 use crate::judge::Finding;
+use crate::limit::Limit;
+use crate::publish::longest;
+use crate::queue::{Lane, Queue};
 use crate::world::World;
-use beeline_cluster::policy::{ACCEPTED, API_VERSION, NodeCount, PROGRAMMED, PolicyStatus};
+use beeline_cluster::policy::{ACCEPTED, NodeCount, PROGRAMMED, PolicyStatus};
 use beeline_model::policy::{Policy, PolicyKind, PolicyName, RedirectMode, Target};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client};
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -22,7 +27,16 @@ const TICK: Duration = Duration::from_millis(250);
 /// Reports of nodes come one by one; what follows from them is counted this often, and in large clusters every ten
 /// seconds.
 const COUNT: Duration = Duration::from_secs(2);
-const PAGE: u32 = 500;
+/// Statuses worked out in one go: whoever else waits for the lock waits no longer than for these.
+const CHUNK: usize = 64;
+/// And so many goes before something is written.
+const CHUNKS: usize = 64;
+/// Writes under way at once.
+const AT_ONCE: usize = 4;
+/// One policy's status is written at most this often.
+const REST: Duration = Duration::from_secs(1);
+/// Characters of a message.
+const MESSAGE: usize = 1024;
 
 pub fn plural(kind: PolicyKind) -> &'static str {
     match kind {
@@ -81,13 +95,14 @@ fn programmed_condition(
         Ok(_) if count.wanted == 0 => (false, "NoNodes", "no node matches nodeLabelSelector".to_owned()),
         Ok(_) if missing == 0 => (true, "Programmed", String::new()),
         Ok(_) => {
-            let name = |(node, why): &(beeline_model::Name, Option<String>)| match why {
-                Some(why) => format!("{node} ({why})"),
-                None => node.to_string(),
+            let name = |(node, why): &(beeline_model::Name, Missing)| match why {
+                Missing::Failing(why) => format!("{node} ({why})"),
+                Missing::Unnamed(more) => format!("{node} (unknown: {more} policies fail that it does not name)"),
+                Missing::Pending => node.to_string(),
             };
             let named: Vec<String> = count.missing.iter().map(name).collect();
             let more = if missing > named.len() { ", ..." } else { "" };
-            let failed = count.missing.iter().any(|(_, why)| why.is_some());
+            let failed = count.missing.iter().any(|(_, why)| matches!(why, Missing::Failing(_)));
             let reason = if failed { "Failing" } else { "Pending" };
             (false, reason, format!("{missing} of {} nodes do not have it: {}{more}", count.wanted, named.join(", ")))
         }
@@ -95,7 +110,10 @@ fn programmed_condition(
     condition(PROGRAMMED, status, reason, message, policy.generation)
 }
 
-fn condition(kind: &str, status: bool, reason: &str, message: String, generation: i64) -> Condition {
+fn condition(kind: &str, status: bool, reason: &str, mut message: String, generation: i64) -> Condition {
+    if let Some((end, _)) = message.char_indices().nth(MESSAGE) {
+        message.truncate(end);
+    }
     Condition {
         type_: kind.into(),
         status: if status { "True" } else { "False" }.into(),
@@ -151,66 +169,30 @@ fn with_times(mut wanted: PolicyStatus, before: Option<&PolicyStatus>) -> Policy
     wanted
 }
 
-/// Tokens for writes.
-struct Budget {
-    tokens: f64,
-    at: Instant,
-}
-
-impl Budget {
-    fn refill(&mut self, nodes: usize) {
-        let rate = rate(nodes);
-        self.tokens = (self.tokens + rate * self.at.elapsed().as_secs_f64()).min(rate.max(1.0) * 2.0);
-        self.at = Instant::now();
-    }
-
-    fn take(&mut self) -> bool {
-        let has = self.tokens >= 1.0;
-        self.tokens -= if has { 1.0 } else { 0.0 };
-        has
-    }
-}
-
 /// Writes a second: a hundred in a small cluster, four at 5,000 nodes.
 pub fn rate(nodes: usize) -> f64 {
     EVENTS / (nodes.max(200) as f64)
 }
 
 pub struct Writer {
-    client: Client,
-    world: Arc<Mutex<World>>,
-    /// What is written, as far as we know, with the uid of the policy that it is written in.
-    written: BTreeMap<PolicyName, (Box<str>, PolicyStatus)>,
-    urgent: BTreeSet<PolicyName>,
-    later: BTreeSet<PolicyName>,
-    budget: Budget,
+    pen: Pen,
+    /// Verdicts first, counts then.
+    queue: Queue<PolicyName>,
+    limit: Limit,
     counted: Instant,
 }
 
 impl Writer {
     pub fn new(client: Client, world: Arc<Mutex<World>>) -> Writer {
-        Writer {
-            client,
-            world,
-            written: BTreeMap::new(),
-            urgent: BTreeSet::new(),
-            later: BTreeSet::new(),
-            budget: Budget { tokens: 0.0, at: Instant::now() },
-            counted: Instant::now(),
-        }
+        let pen = Pen { client, world };
+        Writer { pen, queue: Queue::default(), limit: Limit::new(0.0), counted: Instant::now() }
     }
 
     pub async fn run(mut self, mut leader: watch::Receiver<bool>) -> anyhow::Result<()> {
         loop {
             leader.wait_for(|leads| *leads).await?;
-            match self.load().await {
-                Ok(()) => self.with(World::mark_statuses),
-                Err(error) => {
-                    tracing::warn!("the policies' statuses cannot be read: {error}");
-                    tokio::time::sleep(Duration::from_secs(2)).await;
-                    continue;
-                }
-            }
+            self.queue = Queue::default();
+            self.pen.with(World::mark_statuses);
             while *leader.borrow() {
                 self.round(&leader).await;
                 tokio::time::sleep(TICK).await;
@@ -218,113 +200,143 @@ impl Writer {
         }
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut World) -> T) -> T {
-        work(&mut self.world.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// What another leader, or an earlier run of ours, has written.
-    async fn load(&mut self) -> Result<(), kube::Error> {
-        self.written.clear();
-        for kind in PolicyKind::BOTH {
-            let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource(kind));
-            let mut params = ListParams::default().limit(PAGE);
-            loop {
-                let page = api.list(&params).await?;
-                page.items.iter().for_each(|object| self.learn(kind, object));
-                params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-                if params.continue_token.is_none() {
-                    break;
-                }
+    /// One that fails waits its own time; the others are written.
+    async fn round(&mut self, leader: &watch::Receiver<bool>) {
+        self.sort().await;
+        self.limit.refill(rate(self.pen.with(|world| world.census.size())));
+        let mut running = FuturesUnordered::new();
+        while *leader.borrow() {
+            let Some(name) = self.next() else { break };
+            let pen = self.pen.clone();
+            running.push(async move { (pen.write(&name).await, name) });
+            if running.len() >= AT_ONCE
+                && let Some((written, name)) = running.next().await
+            {
+                self.settle(name, written);
             }
         }
-        Ok(())
+        while let Some((written, name)) = running.next().await {
+            self.settle(name, written);
+        }
     }
 
-    fn learn(&mut self, kind: PolicyKind, object: &DynamicObject) {
-        let meta = &object.metadata;
-        let (Some(namespace), Some(name), Some(uid)) = (&meta.namespace, &meta.name, &meta.uid) else { return };
-        let status = object.data.get("status").cloned().unwrap_or_default();
-        let Ok(status) = serde_json::from_value::<PolicyStatus>(status) else { return };
-        let cluster = crate::world::CLUSTER.into();
-        let name = PolicyName { kind, cluster, namespace: namespace.as_str().into(), name: name.as_str().into() };
-        self.written.insert(name, (uid.as_str().into(), status));
+    fn next(&mut self) -> Option<PolicyName> {
+        if self.queue.len().0 == 0 || !self.limit.take() {
+            return None;
+        }
+        let now = Instant::now();
+        self.queue.take(Lane::First, now).or_else(|| self.queue.take(Lane::Then, now))
     }
 
-    async fn round(&mut self, leader: &watch::Receiver<bool>) {
-        self.sort();
-        self.budget.refill(self.with(|world| world.census.size()));
-        while *leader.borrow() && (!self.urgent.is_empty() || !self.later.is_empty()) && self.budget.take() {
-            let Some(name) = self.urgent.pop_first().or_else(|| self.later.pop_first()) else { return };
-            if let Err(error) = self.write(&name).await {
+    fn settle(&mut self, name: PolicyName, written: Result<(), kube::Error>) {
+        match written {
+            Ok(()) => self.queue.done(name, Instant::now() + REST),
+            Err(error) => {
                 tracing::warn!("the status of {name} cannot be written: {error}");
-                self.later.insert(name);
-                return tokio::time::sleep(Duration::from_secs(1)).await;
+                self.queue.fail(name, Lane::Then, Instant::now(), longest(&error));
             }
         }
     }
 
     /// What may have changed: at once if a verdict did, else in its turn.
-    fn sort(&mut self) {
-        let size = self.with(|world| world.census.size());
-        let count = self.counted.elapsed() >= COUNT.mul_f64((size as f64 / 200.0).clamp(1.0, 5.0));
-        let found: Vec<(PolicyName, Option<PolicyStatus>, Box<str>)> = {
-            let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
-            if !world.synced {
-                return;
-            }
-            if count && world.census.take_changed() {
-                world.mark_statuses();
-            }
-            let names = std::mem::take(&mut world.status_dirty);
-            let status = |name: PolicyName| match world.policy(&name) {
-                Some(policy) => (name, Some(world.status(policy)), policy.uid.clone()),
-                None => (name, None, "".into()),
-            };
-            names.into_iter().map(status).collect()
-        };
-        if count {
+    async fn sort(&mut self) {
+        let size = self.pen.with(|world| world.census.size());
+        if self.counted.elapsed() >= COUNT.mul_f64((size as f64 / 200.0).clamp(1.0, 5.0)) {
+            self.pen.with(World::count_again);
             self.counted = Instant::now();
         }
-        for (name, wanted, uid) in found {
-            self.queue(name, wanted, &uid);
+        for _ in 0..CHUNKS {
+            let found = self.pen.with(|world| world.next_statuses(CHUNK));
+            if found.is_empty() {
+                return;
+            }
+            found.into_iter().for_each(|(name, standing)| self.file(name, standing));
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
-    fn queue(&mut self, name: PolicyName, wanted: Option<PolicyStatus>, uid: &str) {
-        let Some(wanted) = wanted else {
-            self.written.remove(&name);
-            self.urgent.remove(&name);
-            self.later.remove(&name);
-            return;
-        };
-        let written = self.written.get(&name).filter(|(of, _)| **of == *uid).map(|(_, status)| status);
-        match written {
-            Some(status) if is_same(status, &wanted) => {}
-            Some(status) if same_verdict(status, &wanted) => drop(self.later.insert(name)),
-            _ => drop(self.urgent.insert(name)),
+    fn file(&mut self, name: PolicyName, standing: Standing) {
+        match standing {
+            Standing::Gone => self.queue.forget(&name),
+            Standing::Same => {}
+            Standing::Counts => self.queue.put(name, Lane::Then),
+            Standing::Verdict => self.queue.put(name, Lane::First),
+        }
+    }
+}
+
+/// How what is said of a policy stands to what should be said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Gone,
+    Same,
+    /// Only numbers and words differ.
+    Counts,
+    Verdict,
+}
+
+impl World {
+    fn count_again(&mut self) {
+        if self.census.take_changed() {
+            self.mark_statuses();
         }
     }
 
-    async fn write(&mut self, name: &PolicyName) -> Result<(), kube::Error> {
-        let found = self.with(|world| world.policy(name).map(|policy| (policy.uid.clone(), world.status(policy))));
-        let Some((uid, wanted)) = found else { return Ok(()) };
-        let before = self.written.get(name).filter(|(of, _)| *of == uid).map(|(_, status)| status);
-        if before.is_some_and(|before| is_same(before, &wanted)) {
-            return Ok(());
+    /// Of some that may have changed; none: of all it has been said.
+    fn next_statuses(&mut self, most: usize) -> Vec<(PolicyName, Standing)> {
+        if !self.is_current() {
+            return Vec::new();
         }
-        let status = with_times(wanted, before);
+        let names = std::iter::from_fn(|| self.status_dirty.pop_first());
+        let names: Vec<PolicyName> = names.take(most).collect();
+        names.into_iter().map(|name| (name.clone(), self.standing(&name))).collect()
+    }
+
+    fn standing(&self, name: &PolicyName) -> Standing {
+        let Some(policy) = self.policy(name) else { return Standing::Gone };
+        // Whoever has not heard of its status yet hears soon.
+        let Some(said) = self.said.of(name, &policy.uid) else { return Standing::Same };
+        let wanted = self.status(policy);
+        match () {
+            () if is_same(&said.status, &wanted) => Standing::Same,
+            () if same_verdict(&said.status, &wanted) => Standing::Counts,
+            () => Standing::Verdict,
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Pen {
+    client: Client,
+    world: Arc<Mutex<World>>,
+}
+
+impl Pen {
+    fn with<T>(&self, work: impl FnOnce(&mut World) -> T) -> T {
+        work(&mut self.world.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What to write, and over which version; `None`: it says so already.
+    fn draft(&self, name: &PolicyName) -> Option<(String, PolicyStatus)> {
+        self.with(|world| {
+            let policy = world.policy(name)?;
+            let said = world.said.of(name, &policy.uid)?;
+            let wanted = world.status(policy);
+            let differs = !is_same(&said.status, &wanted);
+            differs.then(|| (said.version.clone(), with_times(wanted, Some(&said.status))))
+        })
+    }
+
+    /// Lists are replaced whole: what others put among our conditions does not stay, and cannot fill the list.
+    async fn write(&self, name: &PolicyName) -> Result<(), kube::Error> {
+        let Some((version, status)) = self.draft(name) else { return Ok(()) };
         // Of another policy under this name nothing is said.
-        let object = serde_json::json!({
-            "apiVersion": API_VERSION,
-            "kind": name.kind.to_string(),
-            "metadata": { "name": &*name.name, "namespace": &*name.namespace, "uid": &*uid },
-            "status": status,
-        });
+        let patch = serde_json::json!({ "metadata": { "resourceVersion": version }, "status": status });
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &name.namespace, &resource(name.kind));
-        let params = PatchParams::apply("beeline-controller").force();
-        match api.patch_status(&name.name, &params, &Patch::Apply(object)).await {
-            Ok(_) => drop(self.written.insert(name.clone(), (uid, status))),
-            // Deleted, or made again: the watch tells.
+        let params = PatchParams { field_manager: Some("beeline-controller".into()), ..PatchParams::default() };
+        match api.patch_status(&name.name, &params, &Patch::Merge(patch)).await {
+            Ok(written) => drop(self.with(|world| world.said.hear(name.kind, written))),
+            // Deleted, or changed meanwhile: the watch tells.
             Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => {}
             Err(error) => return Err(error),
         }
@@ -339,8 +351,12 @@ mod tests {
     #[test]
     fn what_statuses_may_cost() {
         assert_eq!((rate(3), rate(200), rate(5000)), (100.0, 100.0, 4.0));
-        let mut budget = Budget { tokens: 1.5, at: Instant::now() };
-        assert!(budget.take() && !budget.take());
+    }
+
+    #[test]
+    fn a_message_has_an_end() {
+        let cut = condition(ACCEPTED, true, "Accepted", "ü".repeat(2000), 1);
+        assert_eq!(cut.message.chars().count(), MESSAGE);
     }
 
     #[test]

@@ -1,15 +1,13 @@
 //! The webhook's listener: HTTPS with a certificate that may change between two connections.
 
 use crate::admission::Admission;
+use crate::listen;
 use anyhow::Context;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto::Builder;
-use hyper_util::service::TowerToHyperService;
 use kube::api::DynamicObject;
 use kube::core::admission::AdmissionReview;
 use rustls::ServerConfig;
@@ -24,9 +22,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// A policy is a few kilobytes, an update holds two.
-const BODY: usize = 4 * 1024 * 1024;
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Connections at once: API servers keep a few each.
+const PLACES: usize = 64;
 
 /// What is shown to whoever connects.
 #[derive(Debug, Default)]
@@ -65,26 +62,15 @@ pub async fn serve(
     let mut config = config.with_no_client_auth().with_cert_resolver(shown);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let app = Router::new()
-        .route("/admit", post(admit))
-        .route("/healthz", get(async || "ok"))
-        .layer(DefaultBodyLimit::max(BODY))
-        .with_state(admission);
+    let app = Router::new().route("/admit", post(admit)).route("/healthz", get(async || "ok")).with_state(admission);
+    let open = move |stream: TcpStream| {
+        let accepted = acceptor.accept(stream);
+        async move { accepted.await.ok() }
+    };
     let mut connections = JoinSet::new();
-    let mut ended = std::pin::pin!(end(stop, drain));
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(connection(acceptor.clone(), stream, app.clone()))),
-                // Too many open files, a connection that was reset: nothing that ends the listener.
-                Err(error) => {
-                    tracing::warn!("the webhook cannot accept: {error}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            },
-            Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            () = &mut ended => break,
-        }
+    tokio::select! {
+        () = listen::serve(listener, PLACES, app, &mut connections, open) => {}
+        () = end(stop, drain) => {}
     }
     std::future::pending().await
 }
@@ -93,15 +79,6 @@ pub async fn serve(
 async fn end(mut stop: watch::Receiver<bool>, drain: Duration) {
     let _ = stop.wait_for(|stop| *stop).await;
     tokio::time::sleep(drain).await;
-}
-
-async fn connection(acceptor: TlsAcceptor, stream: TcpStream, app: Router) {
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else { return };
-    let service = TowerToHyperService::new(app);
-    let served = Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
-    if let Err(error) = served {
-        tracing::debug!("a connection of the webhook: {error}");
-    }
 }
 
 async fn admit(State(admission): State<Admission>, Json(review): Json<AdmissionReview<DynamicObject>>) -> Response {

@@ -2,45 +2,39 @@
 //! around it feed it and ask it what there is to write.
 
 use crate::census::Census;
+use crate::queue::{Lane, Queue};
+use crate::said::Said;
 use crate::settings::{Overlap, Settings};
+use crate::spot::{Place, Spot, Spots};
 use beeline_model::fact::{Fact, Node, Service, SliceName};
 use beeline_model::name::LOCAL_CLUSTER;
-use beeline_model::policy::{Matcher, Policy, PolicyName, PolicySlice};
+use beeline_model::policy::{Policy, PolicyName, PolicySlice};
 use beeline_model::publish::{NodePublisher, NodeSlice, Publisher, Unknown};
 use beeline_model::{Address, Name, OwnerName};
 use ipnet::IpNet;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
 
-/// What a policy's frontend is put on; policies at one spot may be in each other's way.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Spot {
-    Service(OwnerName),
-    Address(Address),
-}
-
-impl Spot {
-    pub fn of(policy: &Policy) -> Spot {
-        match &policy.matcher {
-            Matcher::Service { name, .. } => {
-                Spot::Service(OwnerName::new(&policy.name.cluster, &policy.name.namespace, name))
-            }
-            Matcher::Address { address, .. } => Spot::Address(*address),
-        }
-    }
-}
+/// Facts that are taken in one go: whoever else waits for the lock waits no longer than for these.
+const CHUNK: usize = 256;
+/// A slice is written at most this often; a first change at once.
+const REST: Duration = Duration::from_secs(1);
 
 pub struct World {
     pub(crate) virtual_ranges: Vec<IpNet>,
     pub(crate) overlap: Overlap,
     settled: bool,
+    whole: bool,
     /// Everything has been listed once.
     pub synced: bool,
     pub error: Option<String>,
-    /// Facts from before that: slices, policies and namespaces must be known before pods.
-    early: Vec<Fact>,
+    /// Facts that are not taken yet: slices, policies and namespaces must be known before pods.
+    early: VecDeque<Fact>,
     pub(crate) policies: BTreeMap<PolicyName, Policy>,
     pub(crate) services: HashMap<OwnerName, Service>,
-    pub(crate) spots: HashMap<Spot, BTreeSet<PolicyName>>,
+    pub(crate) spots: Spots,
+    /// Where verdicts may be others since the last batch.
+    touched: HashSet<Place>,
     /// Whose addresses in the virtual ranges are: `Service a/b`, `Node n`, `Pod a/b`.
     pub(crate) taken: HashMap<Address, BTreeSet<String>>,
     takers: HashMap<String, Vec<Address>>,
@@ -49,10 +43,23 @@ pub struct World {
     /// What should be, and what is, as far as we have heard.
     wanted: BTreeMap<SliceName, PolicySlice>,
     existing: BTreeMap<SliceName, PolicySlice>,
-    slices_dirty: BTreeSet<SliceName>,
+    /// The names of those that should be, should their policy be accepted.
+    owned: HashMap<PolicyName, BTreeSet<SliceName>>,
+    slices: Queue<SliceName>,
     nodes_dirty: BTreeSet<Name>,
     pub census: Census,
     pub(crate) status_dirty: BTreeSet<PolicyName>,
+    pub said: Said,
+}
+
+/// What there is to do for a slice.
+#[derive(Debug)]
+pub enum Next {
+    /// As it should be; `None`: to be deleted.
+    Write(SliceName, Option<Box<PolicySlice>>),
+    /// One that is as it should be; there may be more.
+    Same,
+    Nothing,
 }
 
 impl World {
@@ -61,22 +68,26 @@ impl World {
             virtual_ranges: settings.virtual_ranges.clone(),
             overlap: settings.overlap,
             settled: false,
+            whole: false,
             synced: false,
             error: None,
-            early: Vec::new(),
+            early: VecDeque::new(),
             policies: BTreeMap::new(),
             services: HashMap::new(),
-            spots: HashMap::new(),
+            spots: Spots::default(),
+            touched: HashSet::new(),
             taken: HashMap::new(),
             takers: HashMap::new(),
             publisher: Publisher::new(Unknown::Waits),
             nodes: NodePublisher::default(),
             wanted: BTreeMap::new(),
             existing: BTreeMap::new(),
-            slices_dirty: BTreeSet::new(),
+            owned: HashMap::new(),
+            slices: Queue::default(),
             nodes_dirty: BTreeSet::new(),
             census: Census::default(),
             status_dirty: BTreeSet::new(),
+            said: Said::default(),
         }
     }
 
@@ -89,15 +100,33 @@ impl World {
     /// half of the pods, taken for all of them, would empty what is published.
     pub fn take(&mut self, facts: Vec<Fact>, settled: bool, whole: bool) {
         self.settled |= settled;
-        self.synced |= whole;
+        self.whole |= whole;
         self.early.extend(facts);
-        if !self.settled {
-            return;
+        if self.settled {
+            self.early.make_contiguous().sort_by_key(rank);
         }
-        let mut facts = std::mem::take(&mut self.early);
-        facts.sort_by_key(rank);
-        facts.into_iter().for_each(|fact| self.apply(fact));
+    }
+
+    /// Takes in some of it, and says whether there is more: the lock is given to others in between.
+    pub fn advance(&mut self) -> bool {
+        if !self.settled {
+            return false;
+        }
+        for _ in 0..CHUNK {
+            let Some(fact) = self.early.pop_front() else { break };
+            self.apply(fact);
+        }
+        if !self.early.is_empty() {
+            return true;
+        }
         self.follow();
+        self.synced |= self.whole;
+        false
+    }
+
+    /// Nothing may be written from half of a batch.
+    pub fn is_current(&self) -> bool {
+        self.synced && self.early.is_empty()
     }
 
     fn apply(&mut self, fact: Fact) {
@@ -109,12 +138,12 @@ impl World {
             Fact::Policy(policy) => self.put_policy(policy),
             Fact::PolicyGone(name) => self.remove_policy(&name),
             Fact::Service(service) => {
-                self.touch(&Spot::Service(service.name.clone()));
+                self.touch(Spot::Service(service.name.clone()));
                 self.services.insert(service.name.clone(), service);
             }
             Fact::ServiceGone(name) => {
                 self.services.remove(&name);
-                self.touch(&Spot::Service(name));
+                self.touch(Spot::Service(name));
             }
             Fact::PolicySlice(slice) => self.put_existing(slice),
             Fact::PolicySliceGone(name) => {
@@ -133,35 +162,50 @@ impl World {
     }
 
     fn compare(&mut self, name: &SliceName) {
-        if self.wanted.get(name) != self.existing.get(name) {
-            self.slices_dirty.insert(name.clone());
+        let wanted = self.should_be(name);
+        if wanted != self.existing.get(name) {
+            let lane = lane(wanted.is_some());
+            self.slices.put(name.clone(), lane);
         }
     }
 
+    /// Only of a policy that is accepted: of others nobody asks, and whoever may write policies could fill the cluster.
+    fn should_be(&self, name: &SliceName) -> Option<&PolicySlice> {
+        let slice = self.wanted.get(name)?;
+        let policy = self.policies.get(&slice.policy)?;
+        self.judge(policy).is_ok().then_some(slice)
+    }
+
     fn put_policy(&mut self, policy: Policy) {
-        self.remove_policy(&policy.name);
-        let spot = Spot::of(&policy);
-        self.spots.entry(spot.clone()).or_default().insert(policy.name.clone());
+        let before = self.policies.get(&policy.name);
+        if before == Some(&policy) {
+            return;
+        }
+        if !before.is_some_and(|before| before.matcher == policy.matcher && before.created == policy.created) {
+            self.remove_policy(&policy.name);
+            self.touched.extend(self.spots.insert(&policy));
+        }
+        self.change(&policy.name);
         self.policies.insert(policy.name.clone(), policy);
-        self.touch(&spot);
     }
 
     fn remove_policy(&mut self, name: &PolicyName) {
         let Some(policy) = self.policies.remove(name) else { return };
-        let spot = Spot::of(&policy);
-        if let Some(names) = self.spots.get_mut(&spot) {
-            names.remove(name);
-            if names.is_empty() {
-                self.spots.remove(&spot);
-            }
-        }
-        self.touch(&spot);
-        self.status_dirty.insert(name.clone());
+        self.touched.extend(self.spots.remove(&policy));
+        self.change(name);
     }
 
     /// What is said of the policies there may be another thing now.
-    fn touch(&mut self, spot: &Spot) {
-        self.status_dirty.extend(self.spots.get(spot).into_iter().flatten().cloned());
+    fn touch(&mut self, spot: Spot) {
+        self.touched.insert(Place::Any(spot));
+    }
+
+    /// What is said of a policy, and whether it is published, may be another thing now.
+    fn change(&mut self, name: &PolicyName) {
+        self.status_dirty.insert(name.clone());
+        for slice in self.owned.get(name).into_iter().flatten() {
+            self.slices.put(slice.clone(), Lane::First);
+        }
     }
 
     fn note_addresses(&mut self, fact: &Fact) {
@@ -191,11 +235,11 @@ impl World {
                     self.taken.remove(&old);
                 }
             }
-            self.touch(&Spot::Address(old));
+            self.touch(Spot::Address(old));
         }
         for new in &addresses {
             self.taken.entry(*new).or_default().insert(subject.clone());
-            self.touch(&Spot::Address(*new));
+            self.touch(Spot::Address(*new));
         }
         if !addresses.is_empty() {
             self.takers.insert(subject, addresses);
@@ -206,26 +250,41 @@ impl World {
     fn follow(&mut self) {
         self.status_dirty.extend(self.publisher.dirty().cloned());
         for fact in self.publisher.take() {
-            let name = match fact {
-                Fact::PolicySlice(slice) => {
-                    let name = slice.name.clone();
-                    self.wanted.insert(name.clone(), slice);
-                    name
-                }
-                Fact::PolicySliceGone(name) => {
-                    self.wanted.remove(&name);
-                    name
-                }
-                _ => continue,
-            };
-            self.slices_dirty.insert(name);
+            match fact {
+                Fact::PolicySlice(slice) => self.want(slice),
+                Fact::PolicySliceGone(name) => self.unwant(&name),
+                _ => {}
+            }
         }
+        let touched = std::mem::take(&mut self.touched);
+        let names: HashSet<PolicyName> = touched.iter().flat_map(|place| self.spots.members(place)).cloned().collect();
+        names.iter().for_each(|name| self.change(name));
         self.nodes_dirty.extend(self.nodes.take_changed());
+    }
+
+    fn want(&mut self, slice: PolicySlice) {
+        let name = slice.name.clone();
+        self.owned.entry(slice.policy.clone()).or_default().insert(name.clone());
+        self.wanted.insert(name.clone(), slice);
+        self.slices.put(name, Lane::First);
+    }
+
+    fn unwant(&mut self, name: &SliceName) {
+        if let Some(slice) = self.wanted.remove(name)
+            && let Some(names) = self.owned.get_mut(&slice.policy)
+        {
+            names.remove(name);
+            if names.is_empty() {
+                self.owned.remove(&slice.policy);
+            }
+        }
+        self.slices.put(name.clone(), Lane::Then);
     }
 
     /// Whoever begins to write looks at everything.
     pub fn mark_all(&mut self) {
-        self.slices_dirty.extend(self.wanted.keys().chain(self.existing.keys()).cloned());
+        let names = self.wanted.keys().chain(self.existing.keys());
+        names.for_each(|name| self.slices.put(name.clone(), Lane::First));
         self.nodes_dirty.extend(self.nodes.slices().map(|slice| slice.name));
         self.mark_statuses();
     }
@@ -234,12 +293,24 @@ impl World {
         self.status_dirty.extend(self.policies.keys().cloned());
     }
 
-    /// Slices that may have to be written, as they should be; `None`: to be deleted.
-    pub fn take_slices(&mut self) -> Vec<(SliceName, Option<PolicySlice>)> {
-        let names = std::mem::take(&mut self.slices_dirty);
-        let differs = |name: &SliceName| self.wanted.get(name) != self.existing.get(name);
-        let names = names.into_iter().filter(differs);
-        names.map(|name| (name.clone(), self.wanted.get(&name).cloned())).collect()
+    /// One slice that may have to be written: new ones in the first lane, so that a pod that moves between slices is never
+    /// in none.
+    pub fn next_slice(&mut self, from: Lane, now: Instant) -> Next {
+        if !self.is_current() {
+            return Next::Nothing;
+        }
+        let Some(name) = self.slices.take(from, now) else { return Next::Nothing };
+        let wanted = self.should_be(&name);
+        if wanted == self.existing.get(&name) {
+            self.slices.skip(&name);
+            return Next::Same;
+        }
+        if wanted.is_none() && from == Lane::First {
+            self.slices.give_back(name, Lane::Then);
+            return Next::Same;
+        }
+        let wanted = wanted.cloned().map(Box::new);
+        Next::Write(name, wanted)
     }
 
     /// Whose slice it is, where we know nothing of that policy.
@@ -249,9 +320,19 @@ impl World {
         (!known).then(|| (slice.policy.clone(), slice.uid.clone()))
     }
 
-    /// It could not be written.
-    pub fn retry_slice(&mut self, name: SliceName) {
-        self.slices_dirty.insert(name);
+    /// It was not tried.
+    pub fn return_slice(&mut self, name: SliceName, put: bool) {
+        self.slices.give_back(name, lane(put));
+    }
+
+    /// It could not be written: again later, and nobody else waits for it.
+    pub fn retry_slice(&mut self, name: SliceName, put: bool, longest: Duration) {
+        self.slices.fail(name, lane(put), Instant::now(), longest);
+    }
+
+    /// There is no use in trying.
+    pub fn drop_slice(&mut self, name: &SliceName) {
+        self.slices.skip(name);
     }
 
     /// The watch tells the same a little later; until then nothing is written twice.
@@ -261,6 +342,7 @@ impl World {
             None => drop(self.existing.remove(&name)),
         }
         self.compare(&name);
+        self.slices.done(name, Instant::now() + REST);
     }
 
     pub fn take_nodes(&mut self) -> BTreeSet<Name> {
@@ -280,11 +362,13 @@ impl World {
     }
 
     pub fn counts(&self) -> Counts {
+        let (waiting, failing_slices) = self.slices.len();
         Counts {
             policies: self.policies.len(),
             slices: self.wanted.len(),
             nodes: self.census.size(),
-            unwritten_slices: self.slices_dirty.len() + self.nodes_dirty.len(),
+            unwritten_slices: waiting + self.nodes_dirty.len(),
+            failing_slices,
         }
     }
 }
@@ -295,6 +379,11 @@ pub struct Counts {
     pub slices: usize,
     pub nodes: usize,
     pub unwritten_slices: usize,
+    pub failing_slices: usize,
+}
+
+fn lane(put: bool) -> Lane {
+    if put { Lane::First } else { Lane::Then }
 }
 
 fn node_addresses(node: &Node) -> Vec<Address> {
@@ -314,3 +403,144 @@ fn rank(fact: &Fact) -> u8 {
 
 /// The cluster's name in the names of what it is told.
 pub const CLUSTER: &str = LOCAL_CLUSTER;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::judge::tests::policy;
+    use beeline_cluster::Access;
+    use beeline_model::fact::{Pod, PodName, ServicePort};
+    use beeline_model::name::Protocol;
+    use beeline_model::policy::PolicyKind;
+    use beeline_model::selector::Labels;
+
+    fn settings() -> Settings {
+        Settings {
+            access: Access::Kubeconfig { path: "none".into(), context: None },
+            namespace: "kube-system".into(),
+            identity: "test".into(),
+            virtual_ranges: Vec::new(),
+            overlap: Overlap::Refuse,
+            webhook: ([127, 0, 0, 1], 0).into(),
+            webhook_names: Vec::new(),
+            configuration: String::new(),
+            secret: String::new(),
+            certificate_life: Duration::from_secs(60),
+            lease: String::new(),
+            lease_duration: Duration::from_secs(60),
+            health: None,
+            drain: Duration::ZERO,
+        }
+    }
+
+    pub fn address(ip: &str) -> Address {
+        Address::from(ip.parse::<std::net::IpAddr>().unwrap())
+    }
+
+    /// Twenty ports, from 80.
+    fn web() -> Service {
+        let port =
+            |port: u16| ServicePort { name: port.to_string().into(), protocol: Protocol::Tcp, port, node_port: 0 };
+        Service {
+            name: OwnerName::new("local", "default", "web"),
+            created: 0,
+            cluster_ips: [address("10.96.0.1")].into(),
+            load_balancer_ips: [].into(),
+            external_ips: [].into(),
+            source_ranges: [].into(),
+            has_node_ports: false,
+            internal: beeline_model::fact::Policy::Cluster,
+            external: beeline_model::fact::Policy::Cluster,
+            affinity: None,
+            health_check_node_port: 0,
+            ports: (80..100).map(port).collect(),
+        }
+    }
+
+    fn pod(name: &str, ip: &str) -> Fact {
+        Fact::Pod(Pod {
+            name: PodName { cluster: "local".into(), namespace: "default".into(), name: name.into() },
+            uid: name.into(),
+            node: Some("n".into()),
+            addresses: [address(ip)].into(),
+            containers: [].into(),
+            untouched: false,
+            labels: Labels::new(),
+            ready: true,
+            ports: [].into(),
+        })
+    }
+
+    fn tell(world: &mut World, facts: Vec<Fact>) {
+        world.take(facts, true, true);
+        while world.advance() {}
+    }
+
+    /// With the Service default/web.
+    pub fn world(facts: Vec<Fact>) -> World {
+        let mut world = World::new(&settings());
+        tell(&mut world, [vec![Fact::Service(web())], facts].concat());
+        world
+    }
+
+    fn next(world: &mut World, lane: Lane, now: Instant) -> Option<(SliceName, Option<PolicySlice>)> {
+        loop {
+            match world.next_slice(lane, now) {
+                Next::Write(name, slice) => return Some((name, slice.map(|slice| *slice))),
+                Next::Same => {}
+                Next::Nothing => return None,
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_is_accepted_is_published() {
+        let balancing = |name: &str, created| Fact::Policy(policy(PolicyKind::Balancing, name, created, Some(&[80])));
+        let facts = vec![balancing("first", 1), balancing("second", 2), pod("a", "10.0.0.1")];
+        let (mut world, now) = (world(facts), Instant::now());
+        let (name, slice) = next(&mut world, Lane::First, now).expect("the first is published");
+        assert_eq!(&*slice.as_ref().unwrap().policy.name, "first");
+        world.wrote_slice(name.clone(), slice);
+        assert!(next(&mut world, Lane::First, now).is_none() && next(&mut world, Lane::Then, now).is_none());
+        tell(&mut world, vec![Fact::ServiceGone(web().name)]);
+        let later = Instant::now() + 2 * REST;
+        assert!(next(&mut world, Lane::First, later).is_none());
+        assert_eq!(next(&mut world, Lane::Then, later), Some((name.clone(), None)));
+        world.wrote_slice(name.clone(), None);
+        tell(&mut world, vec![Fact::Service(web()), Fact::PolicyGone(first())]);
+        let (_, slice) = next(&mut world, Lane::First, later + 2 * REST).expect("the second has no other before it");
+        assert_eq!(&*slice.unwrap().policy.name, "second");
+    }
+
+    fn first() -> PolicyName {
+        policy(PolicyKind::Balancing, "first", 1, None).name
+    }
+
+    #[test]
+    fn many_pods_are_one_write_a_second() {
+        let (mut world, now) =
+            (world(vec![Fact::Policy(policy(PolicyKind::Balancing, "first", 1, None))]), Instant::now());
+        tell(&mut world, vec![pod("a", "10.0.0.1")]);
+        let (name, slice) = next(&mut world, Lane::First, now).expect("at once");
+        world.wrote_slice(name.clone(), slice);
+        for n in 2..20 {
+            tell(&mut world, vec![pod(&format!("p{n}"), &format!("10.0.0.{n}"))]);
+            assert_eq!(next(&mut world, Lane::First, now), None);
+        }
+        let (again, slice) = next(&mut world, Lane::First, Instant::now() + REST).expect("a second later");
+        assert_eq!((again, slice.unwrap().endpoints.len()), (name, 19));
+    }
+
+    #[test]
+    fn one_more_of_many_at_a_port_concerns_nobody_else() {
+        let balancing = |n: i64| Fact::Policy(policy(PolicyKind::Balancing, &format!("p{n}"), n, Some(&[80])));
+        let mut world = world((10..3000).map(balancing).collect());
+        assert_eq!(std::mem::take(&mut world.status_dirty).len(), 2990);
+        tell(&mut world, vec![balancing(3000)]);
+        assert_eq!(std::mem::take(&mut world.status_dirty).len(), 1);
+        tell(&mut world, vec![balancing(3000)]);
+        assert_eq!(std::mem::take(&mut world.status_dirty).len(), 0, "nothing new");
+        tell(&mut world, vec![balancing(1)]);
+        assert_eq!(std::mem::take(&mut world.status_dirty).len(), 2992, "who is before them is another one");
+    }
+}

@@ -13,6 +13,10 @@ use std::collections::VecDeque;
 
 /// Policies by name that a report holds at most; beyond that their number has to do.
 pub const NAMED: usize = 32;
+/// Bytes of a reason.
+const REASON: usize = 128;
+/// Bytes of a policy's title: its kind, namespace and name.
+const TITLE: usize = 64 + 63 + 253;
 /// So far back a node may be and still be understood.
 const REMEMBERED: usize = 65_536;
 
@@ -70,6 +74,19 @@ impl Report {
         self.more = failing.len().saturating_sub(NAMED) as u32;
         failing.truncate(NAMED);
         self.failing = failing;
+    }
+
+    /// As whoever reads it takes it, whatever a node wrote: few policies, and few words of each.
+    pub fn bounded(mut self) -> Report {
+        let before = self.failing.len();
+        self.failing.retain(|failing| failing.policy.len() <= TITLE);
+        self.failing.truncate(NAMED);
+        self.more = self.more.saturating_add((before - self.failing.len()) as u32);
+        for failing in &mut self.failing {
+            let end = (0..=REASON).rev().find(|end| failing.reason.is_char_boundary(*end));
+            failing.reason.truncate(end.unwrap_or(0));
+        }
+        self
     }
 }
 
@@ -200,5 +217,17 @@ mod tests {
         let mut report = Report { balancing: Sum { count: 2, sum: u64::MAX - 1 }, ..Report::default() };
         report.set_failing((0..40).map(|n| Failing { policy: n.to_string(), reason: "full".into() }).collect());
         assert_eq!((report.failing.len(), report.more), (NAMED, 8));
+    }
+
+    #[test]
+    fn a_report_is_read_within_bounds() {
+        let failing = |policy: String| Failing { policy, reason: "ü".repeat(1000) };
+        let many = (0..40).map(|n| failing(n.to_string())).chain([failing("x".repeat(1000))]).collect();
+        let report = Report { failing: many, more: 1, ..Report::default() }.bounded();
+        assert_eq!((report.failing.len(), report.more), (NAMED, 10));
+        assert!(report.failing.iter().all(|failing| failing.reason.len() == REASON));
+        let short = Failing { policy: "a".into(), reason: "full".into() };
+        let report = Report { failing: vec![short.clone()], ..Report::default() }.bounded();
+        assert_eq!((report.failing, report.more), (vec![short], 0));
     }
 }

@@ -6,5 +6,5 @@ use std::process::ExitCode;
 
 pub fn run(options: Options) -> anyhow::Result<ExitCode> {
     let settings = options.load()?.settings()?;
-    serve(beeline_agent::run(settings))
+    serve(2, beeline_agent::run(settings))
 }

@@ -118,5 +118,6 @@ fn own_name() -> anyhow::Result<String> {
 }
 
 pub fn run(options: ControllerOptions) -> anyhow::Result<ExitCode> {
-    serve(beeline_controller::run(options.settings()?))
+    // More threads than there are tasks that wait for one lock: the Lease is renewed meanwhile.
+    serve(8, beeline_controller::run(options.settings()?))
 }

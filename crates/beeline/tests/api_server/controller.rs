@@ -1,5 +1,7 @@
 //! The controller on a real API server: what it publishes, admits and says, and what happens without it.
 
+mod attack;
+
 use crate::cluster::{Cluster, PATIENCE, with_cluster};
 use crate::listener::Listener;
 use beeline_cluster::{Nodes, Reports, Server};
@@ -101,7 +103,7 @@ async fn install(cluster: &Cluster<'_>) {
 }
 
 async fn install_hooks(cluster: &Cluster<'_>, port: u16) {
-    let reaches = "has(object.spec.frontend.addressMatcher) || (has(object.spec.backend.serviceEndpoint) && has(object.spec.backend.serviceEndpoint.namespaceSelector))";
+    let reaches = "has(object.spec.frontend.addressMatcher) || has(object.spec.backend.addressEndpoint) || (has(object.spec.backend.serviceEndpoint) && has(object.spec.backend.serviceEndpoint.namespaceSelector))";
     let hook = |name: &str, failure: &str, condition: String| {
         json!({
             "name": name,
@@ -277,6 +279,7 @@ async fn pods_are_followed(cluster: &Cluster<'_>, path: &str) {
 }
 
 async fn namespaces_are_followed(cluster: &Cluster<'_>) {
+    cluster.create_service("other", "10.96.1.2").await;
     let mut wide = blp("wide", "other", "web");
     wide["spec"]["backend"]["serviceEndpoint"]["namespaceSelector"] = json!({ "matchLabels": { "team": "a" } });
     cluster.create(&balancing(), wide).await;
@@ -432,10 +435,16 @@ async fn rights(cluster: &Cluster<'_>) {
     wide["spec"]["backend"]["serviceEndpoint"]["namespaceSelector"] = json!({});
     let said = create_as(cluster, "alice", &balancing(), &wide).await.unwrap_err();
     assert!(said.contains("pods of other namespaces"), "{said}");
+    let mut outside = blp("outside", "outside", "web");
+    outside["spec"]["backend"] = json!({ "addressEndpoint": {
+        "addresses": ["192.0.2.1"], "toPorts": [{ "name": "http", "port": 80, "protocol": "TCP" }] } });
+    let said = create_as(cluster, "alice", &balancing(), &outside).await.unwrap_err();
+    assert!(said.contains("addressEndpoint leads to addresses"), "{said}");
     let use_it = rule(json!(["use"]), json!(["clusterscopes"]));
     cluster.create(&format!("{rbac}/clusterroles"), json!({ "metadata": { "name": "scope" }, "rules": use_it })).await;
     cluster.create(&format!("{rbac}/clusterrolebindings"), bind("scope")).await;
     until("alice may reach", async || create_as(cluster, "alice", &balancing(), &wide).await.is_ok()).await;
+    create_as(cluster, "alice", &balancing(), &outside).await.unwrap();
 }
 
 async fn without_a_controller(cluster: &Cluster<'_>, controller: Controller) {

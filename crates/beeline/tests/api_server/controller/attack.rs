@@ -1,0 +1,98 @@
+//! What whoever may write in one namespace can do to the others: nothing.
+
+use super::*;
+
+#[test]
+fn one_namespace_is_no_burden_to_the_others() {
+    with_cluster(async |cluster: &mut Cluster| {
+        install(cluster).await;
+        cluster.create_service("web", "10.96.1.1").await;
+        let controller = Controller::start(cluster, 0, &[]);
+        controller.until_ready().await;
+        create_pod(cluster, "default", "a", "10.244.1.1", 8080).await;
+        cluster.create(&balancing(), blp("api", "web", "web")).await;
+        is_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
+        forged_statuses_are_put_right(cluster).await;
+        slices_that_cannot_be_written(cluster, &controller).await;
+        silent_connections(&controller).await;
+    });
+}
+
+async fn types(cluster: &Cluster<'_>, path: &str) -> Vec<String> {
+    let found = cluster.get(path).await;
+    let all = found["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    all.iter().map(|c| c["type"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// Also where the list is full of others' conditions.
+async fn forged_statuses_are_put_right(cluster: &Cluster<'_>) {
+    let path = format!("{}/api", balancing());
+    let own = ["Accepted".to_owned(), "Programmed".to_owned()];
+    until("the status is there", async || types(cluster, &path).await == own).await;
+    let forged = |kind: String| {
+        json!({
+            "type": kind, "status": "True", "reason": "Forged", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    let full: Vec<Value> = (0..8).map(|n| forged(format!("Foreign{n}"))).collect();
+    let status = json!({ "status": { "conditions": full, "backends": 99, "mode": "hostPort" } });
+    cluster.patch(&format!("{path}/status"), status).await;
+    until("the status is put right", async || {
+        let status = cluster.get(&path).await["status"].clone();
+        types(cluster, &path).await == own && status["backends"] == 1 && status["mode"] == "podEndpoint"
+    })
+    .await;
+}
+
+/// A quota of none.
+async fn slices_that_cannot_be_written(cluster: &Cluster<'_>, controller: &Controller) {
+    create_namespace(cluster, "a-greedy", json!({})).await;
+    let quota = json!({
+        "metadata": { "name": "none" },
+        "spec": { "hard": { "count/endpointslices.discovery.k8s.io": "0" } },
+    });
+    cluster.create("/api/v1/namespaces/a-greedy/resourcequotas", quota).await;
+    create_pod(cluster, "a-greedy", "g", "10.244.9.9", 8080).await;
+    for n in 0..40 {
+        let service =
+            json!({ "metadata": { "name": format!("s{n}") }, "spec": { "ports": [{ "name": "http", "port": 80 }] } });
+        cluster.create("/api/v1/namespaces/a-greedy/services", service).await;
+        let path = "/apis/beeline.dev/v1alpha1/namespaces/a-greedy/balancingpolicies";
+        cluster.create(path, blp(&format!("p{n}"), &format!("s{n}"), "web")).await;
+    }
+    let failing = "beeline_controller_failing_slices 40";
+    until("all of them fail", async || ask(controller.health, "/metrics").await.contains(failing)).await;
+    create_pod(cluster, "default", "b", "10.244.1.2", 9090).await;
+    is_published(cluster, "api", &[("10.244.1.1", 8080), ("10.244.1.2", 9090)]).await;
+    has_condition(
+        cluster,
+        "/apis/beeline.dev/v1alpha1/namespaces/a-greedy/balancingpolicies/p7",
+        "Accepted",
+        "True",
+        "Accepted",
+    )
+    .await;
+    cluster.delete("/api/v1/namespaces/a-greedy/resourcequotas/none").await;
+    let none = "beeline_controller_failing_slices 0";
+    until("they are written at last", async || ask(controller.health, "/metrics").await.contains(none)).await;
+}
+
+/// Of both listeners.
+async fn silent_connections(controller: &Controller) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut silent = Vec::new();
+    for port in [controller.health, 9443] {
+        for _ in 0..100 {
+            let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            stream.write_all(b"GET /livez HTTP/1.1\r\n").await.unwrap();
+            silent.push(stream);
+        }
+    }
+    controller.until_ready().await;
+    for mut stream in silent {
+        let mut rest = Vec::new();
+        let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await;
+        assert!(end.is_ok(), "a connection that says nothing still stands");
+    }
+}
