@@ -5,7 +5,15 @@ use crate::address::Address;
 use ipnet::IpNet;
 
 const DEFAULT: [&str; 2] = ["169.254.0.0/16", "fd00:bee::/48"];
-const METADATA: [&str; 4] = ["169.254.169.0/24", "169.254.170.0/24", "168.63.129.16/32", "fd00:ec2::/32"];
+const METADATA: [&str; 7] = [
+    "169.254.169.0/24",
+    "169.254.170.0/24",
+    "168.63.129.16/32",
+    "100.100.100.200/32",
+    "fd00:ec2::/32",
+    "fd20:ce::254/128",
+    "fd00:c1::a9fe:a9fe/128",
+];
 
 fn parse(ranges: &[&str]) -> Vec<IpNet> {
     ranges.iter().filter_map(|text| text.parse().ok()).collect()
@@ -13,6 +21,11 @@ fn parse(ranges: &[&str]) -> Vec<IpNet> {
 
 pub fn default_ranges() -> Vec<IpNet> {
     parse(&DEFAULT)
+}
+
+/// Whether a cloud tells a node's credentials there.
+pub fn is_metadata(address: Address) -> bool {
+    parse(&METADATA).iter().any(|net| net.contains(&address.ip()))
 }
 
 /// Why it must not be a virtual address.
@@ -62,7 +75,8 @@ mod tests {
             assert_eq!(verdict(&usual, outside), Err(Forbidden::Outside));
         }
         let all = parse(&["0.0.0.0/0", "::/0"]);
-        for metadata in ["168.63.129.16", "fd00:ec2::254", "169.254.169.254"] {
+        let clouds = ["168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"];
+        for metadata in clouds.into_iter().chain(["169.254.169.254"]) {
             assert_eq!(verdict(&all, metadata), Err(Forbidden::Metadata), "{metadata} in all there is");
         }
         let listed = parse(&["169.254.0.0/16", "169.254.169.254/32"]);
