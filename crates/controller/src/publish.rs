@@ -1,6 +1,7 @@
 //! Writes what is to be published: the difference between what should be and what is, whoever made it. Only the leader
 //! writes; a change of one pod is one write.
 
+use crate::settings::Settings;
 use crate::status::resource;
 use crate::world::World;
 use beeline_cluster::{
@@ -38,14 +39,16 @@ pub async fn list_nodes(client: &Client, namespace: &str) -> Result<Vec<NodeSlic
 pub struct Publish {
     client: Client,
     namespace: String,
+    report_namespace: String,
     world: Arc<Mutex<World>>,
     nodes: BTreeMap<Name, NodeSlice>,
     looked: Option<Instant>,
 }
 
 impl Publish {
-    pub fn new(client: Client, namespace: &str, world: Arc<Mutex<World>>) -> Publish {
-        Publish { client, namespace: namespace.into(), world, nodes: BTreeMap::new(), looked: None }
+    pub fn new(client: Client, settings: &Settings, world: Arc<Mutex<World>>) -> Publish {
+        let (namespace, report_namespace) = (settings.namespace.clone(), settings.report_namespace.clone());
+        Publish { client, namespace, report_namespace, world, nodes: BTreeMap::new(), looked: None }
     }
 
     pub async fn run(mut self, mut leader: watch::Receiver<bool>, changed: Arc<Notify>) -> anyhow::Result<()> {
@@ -174,7 +177,7 @@ impl Publish {
     /// Reports of nodes that are no more.
     async fn sweep(&self) {
         let stale: Vec<Name> = self.with(|world| world.census.stale().cloned().collect());
-        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.report_namespace);
         for node in stale {
             match gone(api.delete(&report_name(&node), &DeleteParams::default()).await.map(drop)) {
                 Ok(()) => self.with(|world| world.census.report(&node, None)),

@@ -33,10 +33,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let (stop, stopping) = watch::channel(false);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
     tasks.spawn(follow(settings.clone(), client.clone(), world.clone(), changed.clone()));
-    tasks.spawn(report::follow(client.clone(), settings.namespace.clone(), world.clone()));
+    tasks.spawn(report::follow(client.clone(), settings.report_namespace.clone(), world.clone()));
     tasks.spawn(Election::new(client.clone(), &settings).run(leads, stopping.clone()));
     tasks.spawn(Keep::new(client.clone(), &settings, shown.clone()).run(leader.clone()));
-    tasks.spawn(Publish::new(client.clone(), &settings.namespace, world.clone()).run(leader.clone(), changed));
+    tasks.spawn(Publish::new(client.clone(), &settings, world.clone()).run(leader.clone(), changed));
     tasks.spawn(Writer::new(client.clone(), world.clone()).run(leader.clone()));
     let admission = Admission::new(client, world.clone());
     tasks.spawn(webhook::serve(hooks, shown.clone(), admission, stopping.clone(), settings.drain));
@@ -82,6 +82,7 @@ async fn follow(
         patience: PATIENCE,
         role: Role::Controller,
         controller_namespace: settings.namespace,
+        report_namespace: settings.report_namespace,
         reports: None,
     };
     let (batches, mut heard) = mpsc::channel::<Batch>(16);
