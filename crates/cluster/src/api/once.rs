@@ -46,7 +46,8 @@ impl Server {
         };
         drop(news);
         let followed = self.followed();
-        let mut book = Book::new(Convert::new(&self.cluster, self.claim.clone()), &self.node, &followed, self.published());
+        let mut book =
+            Book::new(Convert::new(&self.cluster, self.claim.clone()), &self.node, &followed, self.published());
         let take = async {
             while let Some(news) = heard.recv().await {
                 book.take(news);
@@ -56,7 +57,7 @@ impl Server {
         let (listed, ()) = tokio::join!(lists, take);
         listed.map_err(LoadError::List)?;
         let batch = book.batch(door.server()).unwrap_or_default();
-        let mut snapshot = Snapshot { refusals: batch.refusals, ..Snapshot::default() };
+        let mut snapshot = Snapshot { refusals: batch.refusals.to_vec(), ..Snapshot::default() };
         batch.facts.into_iter().for_each(|fact| snapshot.apply(fact));
         Ok(snapshot)
     }
