@@ -71,7 +71,7 @@ pub struct State {
     /// Every file has been read whole at least once. Before that nobody knows whose the rows are that the plan does not
     /// have: an earlier agent may have read them from a file that is broken now.
     source_whole: bool,
-    source_refusals: Vec<Refusal>,
+    source_refusals: Arc<[Refusal]>,
     plan_refusals: Refused,
     table_refusals: BTreeMap<OwnerName, Refusal>,
     retries: BTreeMap<OwnerName, Retry>,
@@ -163,7 +163,7 @@ impl State {
             members: Members::default(),
             next_walk: Instant::now(),
             source_whole: false,
-            source_refusals: Vec::new(),
+            source_refusals: Arc::default(),
             plan_refusals: Refused::new(told),
             table_refusals: BTreeMap::new(),
             retries: BTreeMap::new(),
@@ -185,8 +185,10 @@ impl State {
     pub fn apply(&mut self, batch: Batch) -> anyhow::Result<()> {
         let started = batch.heard.unwrap_or_else(Instant::now);
         let first = (batch.synced && !self.source.synced) || (batch.whole && !self.source_whole);
-        refused::say(&self.source_refusals, &batch.refusals);
-        self.source_refusals = batch.refusals;
+        if !Arc::ptr_eq(&self.source_refusals, &batch.refusals) {
+            refused::say(&self.source_refusals, &batch.refusals);
+            self.source_refusals = batch.refusals;
+        }
         self.note_error(batch.error);
         self.source.name = batch.server.unwrap_or_else(|| std::mem::take(&mut self.source.name));
         self.source.synced |= batch.synced;
@@ -533,7 +535,7 @@ impl State {
     }
 
     pub fn refusals(&self) -> Vec<Refusal> {
-        let mut all = self.source_refusals.clone();
+        let mut all = self.source_refusals.to_vec();
         all.extend(self.plan_refusals.of(&self.planner));
         all.extend(self.table_refusals.values().cloned());
         all.extend(self.nodes_retry.iter().map(|(refusal, _)| refusal.clone()));

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 pub const PIN_DIR: &str = "/sys/fs/bpf/beeline";
 pub const CONTROLLER_NAMESPACE: &str = "kube-system";
+pub const REPORT_NAMESPACE: &str = "beeline-reports";
 pub const SOCKET: &str = "/run/beeline/agent.sock";
 const MAX_SERVICES: u32 = 16_384;
 /// A year, in milliseconds.
@@ -48,9 +49,12 @@ pub struct Options {
     /// of the cluster [default: watch; none with --manifests]
     #[arg(long, value_name = "watch|none")]
     pub controller: Option<String>,
-    /// Namespace of the controller: node slices are read, and reports written, there only [default: kube-system]
+    /// Namespace of the controller: node slices are read there only [default: kube-system]
     #[arg(long, value_name = "NAME")]
     pub controller_namespace: Option<String>,
+    /// Namespace of the nodes' reports [default: beeline-reports]
+    #[arg(long, value_name = "NAME")]
+    pub report_namespace: Option<String>,
     /// How often at most this node reports to the controller what it has programmed, or off [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub report: Option<String>,
@@ -161,6 +165,7 @@ impl Options {
             nodes: self.nodes.or(file.nodes),
             controller: self.controller.or(file.controller),
             controller_namespace: self.controller_namespace.or(file.controller_namespace),
+            report_namespace: self.report_namespace.or(file.report_namespace),
             report: self.report.or(file.report),
             clear_startup_taint: self.clear_startup_taint || file.clear_startup_taint,
             node_name: self.node_name.or(file.node_name),
@@ -223,6 +228,7 @@ impl Options {
             patience: beeline_cluster::PATIENCE,
             role: Role::Agent,
             controller_namespace: self.controller_namespace.clone().unwrap_or_else(|| CONTROLLER_NAMESPACE.into()),
+            report_namespace: self.report_namespace.clone().unwrap_or_else(|| REPORT_NAMESPACE.into()),
             reports: None,
         })))
     }

@@ -2,6 +2,7 @@
 //! they say into batches. Objects are reduced while they are read and converted page by page; none is kept.
 
 mod access;
+mod allowance;
 mod assembly;
 mod book;
 mod door;
@@ -11,9 +12,11 @@ mod news;
 mod notice;
 mod once;
 mod pause;
+mod refused;
 mod report;
 mod taint;
 mod trigger;
+mod twin;
 
 use crate::convert::published::{MANAGED_BY, MANAGER};
 use crate::convert::{Claim, Convert, HEADLESS, PROXY_NAME};
@@ -86,8 +89,10 @@ pub struct Server {
     pub clear_taint: bool,
     pub patience: Duration,
     pub role: Role,
-    /// Where the controller publishes nodes and agents report.
+    /// Where the controller publishes nodes.
     pub controller_namespace: String,
+    /// Where agents report, and nobody keeps anything else: they may write any Lease there.
+    pub report_namespace: String,
     pub reports: Option<Reports>,
 }
 
@@ -132,7 +137,7 @@ impl Server {
             tasks.spawn(taint::clear(door.client(), self.node.clone(), tainted, echo.programmed));
         }
         if let Some(reports) = self.reports.clone() {
-            let namespace = self.controller_namespace.clone();
+            let namespace = self.report_namespace.clone();
             tasks.spawn(report::keep(door.client(), namespace, self.node.clone(), reports));
         }
         drop(news);

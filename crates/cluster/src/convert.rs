@@ -22,7 +22,7 @@ use beeline_model::{Name, OwnerName};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use name::Names;
 pub(crate) use node::ENTRY_ADDRESS;
-pub(crate) use pod::{MIRRORED, RESOLVE};
+pub(crate) use pod::{MIRRORED, RESOLVE, is_node};
 pub(crate) use policy::{kind_text, untyped};
 pub(crate) use service::AFFINITY_SECONDS;
 use std::collections::BTreeMap;

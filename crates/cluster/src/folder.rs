@@ -9,6 +9,7 @@ use crate::watch;
 use beeline_model::fact::{Fact, Refusal};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
 
@@ -18,7 +19,7 @@ pub struct Batch {
     /// What is new or other first, what is gone last.
     pub facts: Vec<Fact>,
     /// All that is refused now, not only what is new.
-    pub refusals: Vec<Refusal>,
+    pub refusals: Arc<[Refusal]>,
     /// The source has been read as a whole at least once.
     pub synced: bool,
     /// Nothing of it was unreadable.

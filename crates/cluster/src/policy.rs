@@ -27,8 +27,9 @@ pub const API_VERSION: &str = "beeline.dev/v1alpha1";
 /// So that the name of every port fits the kernel's table of names.
 pub const MAX_NAME: usize = 63;
 pub const MAX_PORTS: usize = 64;
-/// As many as an EndpointSlice can hold.
-pub const MAX_ADDRESSES: usize = 1000;
+pub const MAX_ADDRESSES: usize = 256;
+/// Addresses times ports: one policy must not be able to fill the tables of every node.
+pub const MAX_TARGETS: usize = 4096;
 pub const MAX_LABELS: usize = 16;
 pub const MAX_VALUES: usize = 64;
 pub const MAX_RATE: i32 = 1_000_000_000;

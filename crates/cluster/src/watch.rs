@@ -88,7 +88,7 @@ impl Voice {
         self.synced |= error.is_none();
         (self.spoken, self.refusals, self.error) = (true, refusals.clone(), error.clone());
         let whole = whole && error.is_none();
-        Some(Batch { facts, refusals, synced: self.synced, whole, error, ..Batch::default() })
+        Some(Batch { facts, refusals: refusals.into(), synced: self.synced, whole, error, ..Batch::default() })
     }
 }
 

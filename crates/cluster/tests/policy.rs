@@ -77,6 +77,24 @@ fn what_it_takes_is_taken_with_its_defaults() {
 }
 
 #[test]
+fn one_policy_has_so_many_backends_at_most() {
+    let spread = |addresses: usize, ports: usize| {
+        let ports: Vec<Value> = (1..=ports).map(|n| json!({ "name": format!("p{n}"), "port": n })).collect();
+        let addresses: Vec<String> = (0..addresses).map(|n| format!("10.0.{}.{}", n / 250, n % 250 + 1)).collect();
+        let mut object = good_one("database");
+        object["spec"]["frontend"]["addressMatcher"]["toPorts"] = json!(ports);
+        object["spec"]["backend"]["addressEndpoint"] = json!({ "addresses": addresses, "toPorts": ports });
+        folder(&object)
+    };
+    assert_eq!(reasons(&spread(64, 64)), [""; 0]);
+    assert_eq!(reasons(&spread(256, 16)), [""; 0]);
+    for (addresses, ports) in [(65, 64), (257, 1)] {
+        let refused = spread(addresses, ports);
+        assert_eq!((reasons(&refused), refused.policies.len()), (vec!["badBackend"], 0));
+    }
+}
+
+#[test]
 fn null_is_nothing_only_where_there_is_a_default() {
     let nothing = json!({ "config": null });
     let mut object = good_one("all-ports");

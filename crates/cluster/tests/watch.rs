@@ -40,7 +40,7 @@ impl Watched {
     async fn next(&mut self) -> Vec<Fact> {
         let batch = timeout(Duration::from_secs(5), self.batches.recv()).await.expect("a batch").unwrap();
         batch.facts.iter().cloned().for_each(|fact| self.told.apply(fact));
-        self.told.refusals = batch.refusals.clone();
+        self.told.refusals = batch.refusals.to_vec();
         self.last = batch;
         self.last.facts.clone()
     }

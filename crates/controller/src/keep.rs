@@ -122,7 +122,8 @@ impl Keep {
             ..Secret::default()
         });
         secret.data = None;
-        annotations(&mut secret).clear();
+        // Others' stay: whoever made it empty (Helm, say) knows it by them.
+        annotations(&mut secret).retain(|key, _| ![LIFE, NEXT_LIFE, STAGED].contains(&key.as_str()));
         set(&mut secret, [(CHAIN, &made.chain), (KEY, &made.key), (OWN_AUTHORITY, &made.authority)]);
         set(&mut secret, [(AUTHORITIES, &made.authority)]);
         annotations(&mut secret).insert(LIFE.into(), show_life(&made));

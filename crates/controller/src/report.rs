@@ -1,4 +1,4 @@
-//! Follows the nodes' reports: one small Lease each, in the controller's namespace.
+//! Follows the nodes' reports: one small Lease each, in a namespace of their own.
 
 use crate::world::World;
 use beeline_cluster::{REPORT, read_report};

@@ -34,9 +34,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let (stop, stopping) = watch::channel(false);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
     tasks.spawn(follow(settings.clone(), client.clone(), world.clone(), changed.clone()));
-    tasks.spawn(report::follow(client.clone(), settings.namespace.clone(), world.clone()));
+    tasks.spawn(report::follow(client.clone(), settings.report_namespace.clone(), world.clone()));
     tasks.spawn(said::follow(client.clone(), world.clone()));
-    tasks.spawn(sweep(client.clone(), settings.namespace.clone(), world.clone(), leader.clone()));
+    tasks.spawn(sweep(client.clone(), settings.report_namespace.clone(), world.clone(), leader.clone()));
     tasks.spawn(Election::new(client.clone(), &settings).run(leads, stopping.clone()));
     tasks.spawn(Keep::new(client.clone(), &settings, shown.clone()).run(leader.clone()));
     tasks.spawn(Publish::new(client.clone(), &settings.namespace, world.clone()).run(leader.clone(), changed));
@@ -85,6 +85,7 @@ async fn follow(
         patience: PATIENCE,
         role: Role::Controller,
         controller_namespace: settings.namespace,
+        report_namespace: settings.report_namespace,
         reports: None,
     };
     let (batches, mut heard) = mpsc::channel::<Batch>(16);

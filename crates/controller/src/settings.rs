@@ -17,8 +17,10 @@ pub enum Overlap {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub access: Access,
-    /// Where node slices, reports, the Lease and the Secret are.
+    /// Where node slices, the Lease and the Secret are.
     pub namespace: String,
+    /// Where the nodes' reports are.
+    pub report_namespace: String,
     /// Who we are among the replicas.
     pub identity: String,
     pub virtual_ranges: Vec<IpNet>,

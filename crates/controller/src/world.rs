@@ -418,6 +418,7 @@ pub(crate) mod tests {
         Settings {
             access: Access::Kubeconfig { path: "none".into(), context: None },
             namespace: "kube-system".into(),
+            report_namespace: "beeline-reports".into(),
             identity: "test".into(),
             virtual_ranges: Vec::new(),
             overlap: Overlap::Refuse,

@@ -2,7 +2,7 @@
 
 mod pair;
 pub mod policy;
-mod target;
+pub(crate) mod target;
 
 use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};

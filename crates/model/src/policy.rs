@@ -137,6 +137,26 @@ impl Policy {
             Target::Pods { .. } | Target::Addresses { .. } => None,
         }
     }
+
+    /// What a slice must have been made for to be read by this policy: its mode and its backend's ports. Another selector
+    /// needs no new slices to be understood, another mode or port does.
+    ///
+    /// Agent and controller may be of different builds: written out here, and never to be changed. FNV-1a.
+    pub fn shape(&self) -> u64 {
+        let Target::Pods { mode, ports, .. } = &self.target else { return 0 };
+        let mode = match mode {
+            RedirectMode::PodEndpoint => "podEndpoint",
+            RedirectMode::HostPort => "hostPort",
+            RedirectMode::NodeProxy => "nodeProxy",
+        };
+        let port = |port: &BackendPort| match &port.port {
+            PortChoice::Number(number) => format!("\n{} {} {number}", port.name, port.protocol),
+            PortChoice::Name(name) => format!("\n{} {} {name:?}", port.name, port.protocol),
+        };
+        let text: String = std::iter::once(mode.to_owned()).chain(ports.iter().map(port)).collect();
+        let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
+    }
 }
 
 /// Backends of a BalancingPolicy's `Pods`, as the controller publishes them (or the agent works them out for itself).
@@ -147,6 +167,8 @@ pub struct PolicySlice {
     pub policy: PolicyName,
     /// Of the policy that owns it.
     pub uid: Box<str>,
+    /// Of that policy when this was made: what it says is read with the mode and ports that it was made for, or not at all.
+    pub shape: u64,
     pub family: Family,
     /// By the name of the backend's port, which is the dialled port's.
     pub ports: Box<[SlicePort]>,

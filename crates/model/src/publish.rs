@@ -367,6 +367,7 @@ impl Entry {
             name: slice_name(&self.policy, number),
             policy: self.policy.name.clone(),
             uid: self.policy.uid.clone(),
+            shape: bin.group.shape,
             family: bin.group.family,
             ports: bin.group.ports.clone(),
             endpoints: bin.members.values().cloned().collect(),

@@ -27,6 +27,11 @@ pub fn default_ranges() -> Vec<IpNet> {
     parse(&DEFAULT)
 }
 
+/// Whether a cloud tells a node's credentials there.
+pub fn is_metadata(address: Address) -> bool {
+    parse(&METADATA).iter().any(|net| net.contains(&address.ip()))
+}
+
 /// Why it must not be a virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {

@@ -133,6 +133,7 @@ fn published(of: &policy::Policy, endpoints: Vec<Endpoint>) -> PolicySlice {
         name: slice_name("kube-system", &format!("{}-1", of.name.name)),
         policy: of.name.clone(),
         uid: of.uid.clone(),
+        shape: of.shape(),
         family: Family::V4,
         ports: [SlicePort { name: "".into(), protocol: Protocol::Udp, port: 8053 }].into(),
         endpoints: endpoints.into(),
@@ -567,7 +568,9 @@ fn host_ports_and_entries_follow_the_nodes() {
         name: policy_name(PolicyKind::Balancing, "host"),
         ..pods("host", on_service(), RedirectMode::NodeProxy)
     };
-    scene.policy(proxy);
+    scene.policy(proxy.clone());
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    scene.apply(Fact::PolicySlice(published(&proxy, vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.3.7", "n3")])));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
     let entry = [address("100.64.0.2"), address("fd00:64::2")].into();
     scene.apply(Fact::Node(Node { entry, ..node("n2", "172.18.0.9") }));
@@ -649,6 +652,37 @@ fn slices_count_only_if_they_are_owned_by_this_policy() {
     assert_eq!(scene.dial(SERVICE), "10.244.2.9:8053");
     scene.apply(Fact::PolicySliceGone(published(&api, vec![]).name));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+}
+
+/// What was published for another mode or other ports must not be read as if it were for these.
+#[test]
+fn slices_count_only_for_the_mode_and_ports_that_they_were_made_for() {
+    let mut scene = Scene::new();
+    let pod_ports = pods("api", on_service(), RedirectMode::PodEndpoint);
+    let old = Fact::PolicySlice(published(&pod_ports, vec![endpoint("10.244.2.7", "n2")]));
+    scene.policy(pod_ports.clone());
+    scene.apply(Fact::Node(node("n2", "172.18.0.3")));
+    scene.apply(old.clone());
+    assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053");
+
+    let mut other_pods = policy::Policy { generation: 2, ..pod_ports.clone() };
+    let Target::Pods { selector: chosen, .. } = &mut other_pods.target else { panic!() };
+    *chosen = selector("other");
+    scene.policy(other_pods);
+    assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053", "the old ones, until the new ones are there");
+
+    let host = policy::Policy { generation: 3, ..pods("api", on_service(), RedirectMode::HostPort) };
+    scene.policy(host.clone());
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "not the node's port 8053");
+    scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")])));
+    assert_eq!(scene.dial(SERVICE), "172.18.0.3:8053");
+
+    let mut moved = policy::Policy { generation: 4, ..pod_ports };
+    let Target::Pods { ports, .. } = &mut moved.target else { panic!() };
+    *ports = [number("", 9053)].into();
+    scene.policy(moved);
+    scene.apply(old);
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "of another port");
 }
 
 #[test]

@@ -98,7 +98,11 @@ impl Reader {
             assert!((1..=ROOM).contains(&slice.endpoints.len()), "{} endpoints", slice.endpoints.len());
             for endpoint in &slice.endpoints {
                 assert_eq!(endpoint.address.family(), slice.family);
-                all.push((format!("{} {}", slice.policy, slice.uid), endpoint.clone(), slice.ports.to_vec()));
+                all.push((
+                    format!("{} {} {}", slice.policy, slice.uid, slice.shape),
+                    endpoint.clone(),
+                    slice.ports.to_vec(),
+                ));
             }
         }
         all.sort_by_key(|(owner, endpoint, ports)| (owner.clone(), endpoint.address, format!("{ports:?}")));
@@ -154,7 +158,7 @@ impl World {
                         node: pod.node.clone(),
                         hints: None,
                     };
-                    all.push((format!("{} {}", policy.name, policy.uid), endpoint, ports.clone()));
+                    all.push((format!("{} {} {}", policy.name, policy.uid, policy.shape()), endpoint, ports.clone()));
                 }
             }
         }
@@ -323,6 +327,25 @@ fn a_restart_rewrites_nothing() {
     third.apply(&Fact::Policy(policy(name.clone(), "u2", target())));
     facts(&|n| n)[1..].iter().for_each(|fact| third.apply(fact));
     assert!(third.slices().all(|slice| &*slice.uid == "u2" && !reader.slices.contains_key(&slice.name)));
+}
+
+/// Addresses and ports may be the same under another mode, but they do not mean the same.
+#[test]
+fn another_mode_publishes_everything_anew() {
+    let (mut publisher, mut reader) = (Publisher::new(Unknown::Plain), Reader::default());
+    let name = policy_name(PolicyKind::Balancing, "shop", "api");
+    let target = |mode| pods_of(&[], None, mode, PortChoice::Number(80));
+    let direct = policy(name.clone(), "u1", target(RedirectMode::PodEndpoint));
+    let proxy = policy(name, "u1", target(RedirectMode::NodeProxy));
+    publisher.apply(&Fact::Policy(direct.clone()));
+    publisher.apply(&Fact::Pod(pod("shop", "a", "10.0.0.1", &[])));
+    reader.take(&mut publisher);
+    let shapes = |reader: &Reader| reader.slices.values().map(|slice| slice.shape).collect::<Vec<_>>();
+    assert_eq!(shapes(&reader), [direct.shape()]);
+    publisher.apply(&Fact::Policy(proxy.clone()));
+    reader.take(&mut publisher);
+    assert_eq!(shapes(&reader), [proxy.shape()]);
+    assert_ne!(direct.shape(), proxy.shape());
 }
 
 #[test]

@@ -40,7 +40,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 - --nodes={{ $values.nodes }}
 - --controller={{ ternary "watch" "none" $values.controller.enabled }}
 - --controller-namespace={{ .Release.Namespace }}
-{{- if not $values.controller.enabled }}
+{{- if $values.controller.enabled }}
+- --report-namespace={{ $values.reportNamespace }}
+{{- else }}
 - --report=off
 {{- end }}
 {{- if $values.besideKubeProxy }}

@@ -1,7 +1,7 @@
 //! `beeline controller`.
 
 use super::serve::serve;
-use crate::options::{CONTROLLER_NAMESPACE, address, choice, duration};
+use crate::options::{CONTROLLER_NAMESPACE, REPORT_NAMESPACE, address, choice, duration};
 use anyhow::{Context, anyhow, bail};
 use beeline_cluster::Access;
 use beeline_controller::{Overlap, Settings};
@@ -23,9 +23,12 @@ pub struct ControllerOptions {
     /// This API server, with the pod's own account (may be repeated: tried in turn)
     #[arg(long, value_name = "URL", conflicts_with = "kubeconfig")]
     api_server: Vec<String>,
-    /// Where Lease, Secret, node slices and the nodes' reports are
+    /// Where Lease, Secret and node slices are
     #[arg(long, value_name = "NAME", default_value = CONTROLLER_NAMESPACE, env = "BEELINE_NAMESPACE")]
     namespace: String,
+    /// Where the nodes' reports are
+    #[arg(long, value_name = "NAME", default_value = REPORT_NAMESPACE)]
+    report_namespace: String,
     /// Who this replica is, in the Lease [default: the host's name and the process]
     #[arg(long, value_name = "NAME", env = "BEELINE_POD_NAME")]
     identity: Option<String>,
@@ -92,6 +95,7 @@ impl ControllerOptions {
         Ok(Settings {
             access: self.access()?,
             namespace: self.namespace.clone(),
+            report_namespace: self.report_namespace.clone(),
             identity: self.identity.clone().map_or_else(own_name, Ok)?,
             virtual_ranges: if ranges.is_empty() { virtual_address::default_ranges() } else { ranges },
             overlap: choice(

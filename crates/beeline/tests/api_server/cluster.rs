@@ -16,7 +16,7 @@ pub const TOKEN: &str = "first-token";
 const ETCD: &str = "http://127.0.0.1:2379";
 pub const API: &str = "https://127.0.0.1:6443";
 
-fn program(name: &str) -> PathBuf {
+pub fn program(name: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/beeline");
     let cache = std::env::var_os("BEELINE_CACHE").map_or_else(home, PathBuf::from);
     let kit = std::env::var_os("BEELINE_KIT_BIN").map_or_else(|| cache.join("kit/bin"), PathBuf::from);
@@ -192,6 +192,7 @@ impl<'a> Cluster<'a> {
             patience: beeline_cluster::PATIENCE,
             role: Role::Agent,
             controller_namespace: "kube-system".into(),
+            report_namespace: "beeline-reports".into(),
             reports: None,
         }
     }

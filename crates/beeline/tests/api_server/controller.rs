@@ -296,6 +296,7 @@ async fn namespaces_are_followed(cluster: &Cluster<'_>) {
 /// The agent's own way of reporting, with what its facts add up to.
 async fn nodes_report(cluster: &Cluster<'_>, path: &str) {
     cluster.create_node("node-1", "172.31.0.11", json!([])).await;
+    cluster.create("/api/v1/namespaces", json!({ "metadata": { "name": "beeline-reports" } })).await;
     has_condition(cluster, path, "Programmed", "False", "Pending").await;
     let (reports, what) = watch::channel::<Option<Report>>(None);
     let period = Duration::from_millis(500);

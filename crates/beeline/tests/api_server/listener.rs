@@ -28,7 +28,7 @@ impl Listener {
             self.changes += 1;
             self.said.apply(fact);
         }
-        self.said.refusals = batch.refusals.clone();
+        self.said.refusals = batch.refusals.to_vec();
         self.last = batch;
     }
 

@@ -17,4 +17,5 @@ mod listener;
 mod outage;
 mod plan;
 mod policy;
+mod policy_right;
 mod proxy;

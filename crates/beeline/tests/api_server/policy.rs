@@ -21,11 +21,11 @@ fn good() -> Vec<Value> {
     text.split("\n---\n").skip(1).map(|document| serde_saphyr::from_str(document).unwrap()).collect()
 }
 
-fn good_one(name: &str) -> Value {
+pub fn good_one(name: &str) -> Value {
     good().into_iter().find(|object| object["metadata"]["name"] == name).unwrap_or_else(|| panic!("no {name}"))
 }
 
-fn path_of(object: &Value) -> String {
+pub fn path_of(object: &Value) -> String {
     let plural = match object["kind"].as_str().unwrap() {
         "LocalRedirectPolicy" => "localredirectpolicies",
         "BalancingPolicy" => "balancingpolicies",
@@ -39,7 +39,7 @@ fn strictly(object: &Value) -> String {
     format!("{}?fieldValidation=Strict", path_of(object))
 }
 
-async fn install(cluster: &Cluster<'_>, definitions: &[Value]) {
+pub async fn install(cluster: &Cluster<'_>, definitions: &[Value]) {
     for definition in definitions {
         cluster.create(DEFINITIONS, definition.clone()).await;
         let path = format!("{DEFINITIONS}/{}", definition["metadata"]["name"].as_str().unwrap());
@@ -71,7 +71,7 @@ async fn create(cluster: &Cluster<'_>, object: &Value) -> Value {
 }
 
 /// RFC 7386.
-fn merge(target: &mut Value, patch: &Value) {
+pub fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else { return *target = patch.clone() };
     if !target.is_object() {
         *target = json!({});
@@ -92,6 +92,7 @@ fn the_api_server_takes_good_policies_and_refuses_bad_ones() {
         good_ones_come_back_with_defaults(cluster).await;
         the_list_shows_what_people_look_for(cluster).await;
         bad_ones_are_refused(cluster).await;
+        one_has_so_many_backends_at_most(cluster).await;
         a_status_has_a_place_of_its_own(cluster).await;
     });
 }
@@ -165,6 +166,25 @@ async fn bad_ones_are_refused(cluster: &Cluster<'_>) {
     assert_eq!(said.lines().count(), expected.lines().count(), "bad.txt has as many cases");
 }
 
+async fn one_has_so_many_backends_at_most(cluster: &Cluster<'_>) {
+    for (addresses, ports, is_taken) in [(64, 64, true), (65, 64, false), (257, 1, false)] {
+        let ports: Vec<Value> = (1..=ports).map(|n| json!({ "name": format!("p{n}"), "port": n })).collect();
+        let addresses: Vec<String> = (0..addresses).map(|n| format!("10.0.{}.{}", n / 250, n % 250 + 1)).collect();
+        let mut object = good_one("database");
+        object["metadata"]["name"] = json!("many");
+        object["spec"]["frontend"]["addressMatcher"]["toPorts"] = json!(ports);
+        object["spec"]["backend"]["addressEndpoint"] = json!({ "addresses": addresses, "toPorts": ports });
+        match cluster.request("POST", &strictly(&object), &object).await {
+            Ok(_) => assert!(is_taken, "{} addresses", addresses.len()),
+            Err(error) => {
+                let said = error.to_string();
+                assert!(!is_taken && (said.contains("4096 at most") || said.contains("256")), "{said}");
+            }
+        }
+    }
+    cluster.delete(&format!("{}/many", path_of(&good_one("database")))).await;
+}
+
 /// As `kubectl` shows it: a line for each cause. The server has them in no order.
 fn shown(status: &kube::core::Status) -> Vec<String> {
     let causes = status.details.iter().flat_map(|details| &details.causes);
@@ -188,6 +208,12 @@ async fn a_status_has_a_place_of_its_own(cluster: &Cluster<'_>) {
     cluster.patch(&format!("{path}/status"), json!({ "status": status })).await;
     let now = cluster.get(&path).await;
     assert_eq!((&now["status"], &now["metadata"]["generation"]), (&status, &json!(1)));
+    let long = json!({ "status": { "conditions": [{
+        "type": "Accepted", "status": "True", "reason": "Accepted", "message": "x".repeat(32_769),
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }] } });
+    let refused = cluster.request("PATCH", &format!("{path}/status"), &long).await;
+    assert!(refused.is_err_and(|error| error.to_string().contains("32768")), "a message has its bound");
 }
 
 fn policy<'a>(listener: &'a Listener, name: &str) -> Option<&'a Policy> {

@@ -168,7 +168,9 @@ impl Naive<'_> {
 
     fn published(&self, policy: &Policy, mode: RedirectMode, pair: &Pair, family: Family) -> Backends {
         let mut found = Backends::new();
-        let ours = |s: &&PolicySlice| s.policy == policy.name && s.uid == policy.uid && s.family == family;
+        let ours = |s: &&PolicySlice| {
+            s.policy == policy.name && s.uid == policy.uid && s.shape == policy.shape() && s.family == family
+        };
         for slice in self.facts.policy_slices.values().filter(ours) {
             let named = |name: &str| pair.alone || *name == *pair.dialled.name || *name == *pair.backend.name;
             for port in slice.ports.iter().filter(|p| p.protocol == pair.backend.protocol && named(&p.name)) {

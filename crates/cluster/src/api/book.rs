@@ -4,18 +4,20 @@
 use super::assembly::Assembly;
 use super::news::{News, Object};
 use super::notice::Notice;
+use super::refused::Refused;
+use super::twin::{Turn, Twins};
 use super::{taint, trigger};
 use crate::convert::published::{Purpose, purpose};
-use crate::convert::{Convert, Converted, untyped};
+use crate::convert::{Convert, Converted, Unserved, untyped};
 use crate::folder::Batch;
 use crate::kind::Kind;
 use crate::object::Identity;
 use beeline_model::Name;
-use beeline_model::fact::{Fact, Refusal, SliceName};
+use beeline_model::fact::{Fact, Pod, PodName, Refusal, SliceName};
 use beeline_model::policy::{Policy, PolicyKind};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -71,7 +73,8 @@ pub(crate) struct Book {
     published: Published,
     /// As their slices say.
     nodes: Assembly,
-    refused: BTreeMap<Identity, Vec<Refusal>>,
+    refused: Refused,
+    twins: Twins,
     next: Batch,
     /// How it was when it was last told, without the facts.
     told: Option<Batch>,
@@ -90,7 +93,8 @@ impl Book {
             node: node.into(),
             shelves: Default::default(),
             followed: followed.into(),
-            refused: BTreeMap::new(),
+            refused: Refused::default(),
+            twins: Twins::default(),
             next: Batch::default(),
             told: None,
             notices: Vec::new(),
@@ -152,6 +156,7 @@ impl Book {
             Object::Pod(pod) => {
                 let Some(name) = self.convert.pod_name(&pod) else { return };
                 let converted = self.convert.pod(&pod);
+                let converted = self.claim_cgroup(&name, &pod.metadata, converted);
                 self.settle(Identity::Pod(name.into()), &pod.metadata, converted, Fact::Pod, 0);
             }
             Object::Namespace(namespace) => {
@@ -172,6 +177,21 @@ impl Book {
                 self.put_policy(kind, meta, converted);
             }
         }
+    }
+
+    /// Of two static pods that claim one cgroup only the older is there.
+    fn claim_cgroup(&mut self, name: &PodName, meta: &ObjectMeta, mut said: Converted<Pod>) -> Converted<Pod> {
+        let Ok(pod) = &said.fact else { return said };
+        if meta.uid.as_deref() == Some(&*pod.uid) {
+            return said;
+        }
+        let created = meta.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
+        match self.twins.claim(name, &pod.uid, created) {
+            Turn::Ours => {}
+            Turn::Younger => said.fact = Err(Unserved::Refused),
+            Turn::Taken(younger) => self.forget(&Identity::Pod(younger.into())),
+        }
+        said
     }
 
     /// A slice is a Service's, or published for a policy or for nodes; a label that was changed makes it another.
@@ -215,7 +235,7 @@ impl Book {
 
     /// It is not there any more.
     fn forget(&mut self, id: &Identity) {
-        self.refused.remove(id);
+        self.refused.set(id, Vec::new());
         if self.shelf(kind_of(id)).known.remove(id).is_some() {
             self.gone(id);
         }
@@ -224,6 +244,10 @@ impl Book {
     fn gone(&mut self, id: &Identity) {
         match id {
             Identity::NodeSlice(name) => self.next.facts.extend(self.nodes.put(name, None)),
+            Identity::Pod(name) => {
+                self.twins.release(name);
+                self.next.facts.extend(id.gone(self.convert.cluster()));
+            }
             other => self.next.facts.extend(other.gone(self.convert.cluster())),
         }
     }
@@ -267,14 +291,13 @@ impl Book {
     }
 
     fn note(&mut self, kind: Kind, id: &Identity, meta: &ObjectMeta, refusals: Vec<Refusal>) {
-        if refusals.is_empty() {
-            self.refused.remove(id);
-            return;
-        }
-        let before = self.refused.get(id).map(Vec::as_slice).unwrap_or_default();
-        let new = refusals.iter().filter(|refusal| !before.contains(refusal));
+        // A slice that only looks like one of the controller's is somebody's forgery: counted and logged. Nobody looks for
+        // Events there, and whoever writes many would have every agent write as many.
+        let published = matches!(id, Identity::PolicySlice(_) | Identity::NodeSlice(_));
+        let before = self.refused.of(id);
+        let new = refusals.iter().filter(|refusal| !published && !before.contains(refusal));
         self.notices.extend(new.map(|refusal| Notice::about(kind, meta, refusal)));
-        self.refused.insert(id.clone(), refusals);
+        self.refused.set(id, refusals);
     }
 
     fn remove(&mut self, object: &Object) {
@@ -311,7 +334,7 @@ impl Book {
         let Some(seen) = shelf.seen.take() else { return };
         let lost: Vec<Identity> = shelf.known.keys().filter(|id| !seen.contains(id)).cloned().collect();
         shelf.known.retain(|id, _| seen.contains(id));
-        self.refused.retain(|id, _| kind_of(id) != kind || seen.contains(id));
+        self.refused.retain(|id| kind_of(id) != kind || seen.contains(id));
         lost.iter().for_each(|id| self.gone(id));
         self.convert.trim(self.shelves.iter().map(|shelf| shelf.known.len()).sum());
     }
@@ -341,7 +364,7 @@ impl Book {
     /// What differs since it was last asked; `None`: nothing.
     pub(crate) fn batch(&mut self, server: String) -> Option<Batch> {
         let now = Batch {
-            refusals: self.refused.values().flatten().cloned().collect(),
+            refusals: self.refused.all(),
             synced: self.is_synced(),
             whole: self.is_whole(),
             error: self.error(),
@@ -512,6 +535,55 @@ mod tests {
         tell(&mut book, [News::Changed(service("a", "127.0.0.1"), now)]);
         assert_eq!(book.notices.len(), 1, "nothing new");
         assert!(tell(&mut book, [News::Gone(service("a", "127.0.0.1"))]).refusals.is_empty());
+    }
+
+    fn slice(label: &str, value: &str) -> Object {
+        let meta = serde_json::json!({ "name": "forged", "namespace": "default", "labels": { label: value } });
+        let slice = serde_json::json!({ "metadata": meta, "addressType": "IPv4", "endpoints": [] });
+        Object::Slice(Box::new(serde_json::from_value(slice).unwrap()))
+    }
+
+    #[test]
+    fn a_forged_slice_is_counted_and_makes_no_event() {
+        let published = Published { policies: true, nodes: true, namespace: "kube-system".into() };
+        let mut book = Book::new(Convert::new("local", Claim::default()), "node-1", &[], published);
+        let now = std::time::Instant::now();
+        for (label, value, reason) in
+            [("beeline.dev/policy", "api", "notOwned"), ("beeline.dev/nodes", "InternalIP", "wrongNamespace")]
+        {
+            let batch = tell(&mut book, [News::Changed(slice(label, value), now)]);
+            let reasons: Vec<_> = batch.refusals.iter().map(|refusal| refusal.reason).collect();
+            assert_eq!((reasons, book.notices.len()), (vec![reason], 0));
+        }
+    }
+
+    fn mirror(name: &str, created: &str) -> Object {
+        let pod = serde_json::json!({
+            "metadata": {
+                "name": name, "namespace": "default", "uid": name, "creationTimestamp": created,
+                "annotations": { "kubernetes.io/config.mirror": "3f0ab1cc3f0ab1cc3f0ab1cc3f0ab1cc" },
+                "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "n" }],
+            },
+            "spec": { "nodeName": "node-1", "containers": [] },
+        });
+        Object::Pod(Box::new(serde_json::from_value(pod).unwrap()))
+    }
+
+    #[test]
+    fn of_two_pods_with_one_cgroup_the_older_is_there() {
+        let (mut book, now) = (book(), std::time::Instant::now());
+        let mut told = |object| {
+            let batch = tell(&mut book, [News::Changed(object, now)]);
+            let show = |fact: &Fact| match fact {
+                Fact::Pod(pod) => format!("+{}", pod.name.name),
+                Fact::PodGone(name) => format!("-{}", name.name),
+                other => format!("{other:?}"),
+            };
+            batch.facts.iter().map(show).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(told(mirror("young", "2026-01-02T00:00:00Z")), "+young");
+        assert_eq!(told(mirror("old", "2026-01-01T00:00:00Z")), "-young +old");
+        assert_eq!(told(mirror("young", "2026-01-02T00:00:00Z")), "");
     }
 
     #[test]

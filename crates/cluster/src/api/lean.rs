@@ -2,7 +2,8 @@
 //! a whole copy of the object), owners, a Node's images. They are skipped while the text is read, never built.
 
 use super::trigger;
-use crate::convert::{ENTRY_ADDRESS, MIRRORED, RESOLVE};
+use crate::convert::published::SHAPE;
+use crate::convert::{ENTRY_ADDRESS, MIRRORED, RESOLVE, is_node};
 use crate::policy::GROUP;
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, ContainerStatus, Namespace, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod,
@@ -74,10 +75,10 @@ impl From<Meta> for ObjectMeta {
     }
 }
 
-/// Of the owners only policies are read.
+/// Of the owners only policies are read, and a static pod's Node.
 fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<OwnerReference>>, D::Error> {
     let all: Option<Vec<OwnerReference>> = Deserialize::deserialize(deserializer)?;
-    let kept = all.into_iter().flatten().filter(|owner| owner.api_version.starts_with(GROUP));
+    let kept = all.into_iter().flatten().filter(|owner| owner.api_version.starts_with(GROUP) || is_node(owner));
     Ok(Some(kept.collect()).filter(|kept: &Vec<_>| !kept.is_empty()))
 }
 
@@ -98,7 +99,7 @@ fn chosen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut found = BTreeMap::new();
             while let Some(key) = map.next_key::<String>()? {
-                if [trigger::ANNOTATION, RESOLVE, MIRRORED, ENTRY_ADDRESS].contains(&key.as_str()) {
+                if [trigger::ANNOTATION, RESOLVE, MIRRORED, ENTRY_ADDRESS, SHAPE].contains(&key.as_str()) {
                     found.insert(key, map.next_value()?);
                 } else {
                     map.next_value::<IgnoredAny>()?;
@@ -404,6 +405,17 @@ mod tests {
         assert_eq!(slice.metadata.managed_fields, None);
         assert_eq!(slice.metadata.labels.as_ref().unwrap()["l"], "1");
         assert_eq!((slice.endpoints.len(), slice.endpoints[0].target_ref.as_ref()), (1, None));
+    }
+
+    #[test]
+    fn a_static_pods_node_is_read_and_other_owners_are_not() {
+        let owners = |text: &str| {
+            let pod = format!(r#"{{"metadata":{{"name":"a","ownerReferences":[{text}]}}}}"#);
+            let Lean(pod) = serde_json::from_str::<Lean<Pod>>(&pod).unwrap();
+            pod.metadata.owner_references.map_or(0, |owners| owners.len())
+        };
+        assert_eq!(owners(r#"{"apiVersion":"v1","kind":"Node","name":"n1","uid":"u"}"#), 1);
+        assert_eq!(owners(r#"{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"n1","uid":"u"}"#), 0);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! All agents of a cluster refuse the same objects, so the Event's name follows from what it says: one agent creates
 //! it, the others are told that it exists already, and that is the end of it.
 
+use super::allowance::Allowance;
 use crate::kind::Kind;
 use crate::policy::{API_VERSION, BalancingPolicy, LocalRedirectPolicy};
 use beeline_model::fact::Refusal;
@@ -10,6 +11,7 @@ use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, ListParams, PostParams};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Instant;
 use tokio::sync::mpsc::{Receiver, Sender};
 
 /// How long the server may take, before the next one is told.
@@ -91,7 +93,10 @@ fn reason(word: &str) -> String {
 
 /// Best effort, one after the other: a refusal is in the log, the metrics and `status` anyway.
 pub(crate) async fn post(client: kube::Client, node: String, mut notices: Receiver<Notice>) {
+    let mut allowance = Allowance::new(Instant::now());
     while let Some(notice) = notices.recv().await {
+        // What comes meanwhile and finds no room is in the log.
+        tokio::time::sleep(allowance.take(Instant::now())).await;
         let api: Api<Event> = Api::namespaced(client.clone(), notice.namespace());
         let event = notice.event(&node);
         let posted = tokio::time::timeout(LIMIT, api.create(&PostParams::default(), &event)).await;

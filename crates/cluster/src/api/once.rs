@@ -57,7 +57,7 @@ impl Server {
         let (listed, ()) = tokio::join!(lists, take);
         listed.map_err(LoadError::List)?;
         let batch = book.batch(door.server()).unwrap_or_default();
-        let mut snapshot = Snapshot { refusals: batch.refusals, ..Snapshot::default() };
+        let mut snapshot = Snapshot { refusals: batch.refusals.to_vec(), ..Snapshot::default() };
         batch.facts.into_iter().for_each(|fact| snapshot.apply(fact));
         Ok(snapshot)
     }

@@ -5,6 +5,7 @@ use super::{Convert, Converted, Report, Unserved, address, entry};
 use beeline_model::Address;
 use beeline_model::fact::{self, Container, ContainerPort, PodName};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// `"off"`: the pod's processes keep the addresses that they dial.
 pub(crate) const RESOLVE: &str = "beeline.dev/resolve";
@@ -72,12 +73,22 @@ impl Convert {
     }
 }
 
+pub(crate) fn is_node(owner: &OwnerReference) -> bool {
+    owner.api_version == "v1" && owner.kind == "Node"
+}
+
 /// A static pod is shown by a copy with a uid of its own; its cgroup is named by the kubelet's, which the copy tells. That
-/// one is a hash of 32 digits: whoever writes the annotation himself names no ordinary pod by it.
-fn cgroup_uid(object: &Pod) -> &str {
+/// one is a hash of 32 digits, so nobody names an ordinary pod by it; and the kubelet makes its Node the copy's owner.
+fn mirrored(object: &Pod) -> Option<&str> {
     let is_hash = |text: &&str| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let shown = object.metadata.uid.as_deref().unwrap_or_default();
-    entry(&object.metadata.annotations, MIRRORED).filter(is_hash).unwrap_or(shown)
+    let node = object.spec.as_ref()?.node_name.as_deref()?;
+    let mut owners = object.metadata.owner_references.iter().flatten();
+    owners.find(|owner| is_node(owner) && owner.name == node)?;
+    entry(&object.metadata.annotations, MIRRORED).filter(is_hash)
+}
+
+fn cgroup_uid(object: &Pod) -> &str {
+    mirrored(object).or(object.metadata.uid.as_deref()).unwrap_or_default()
 }
 
 /// `containerd://4f2a...`: what cgroups are named by stands behind the runtime's name.
@@ -112,6 +123,13 @@ fn addresses(status: &PodStatus, report: &mut Report) -> Vec<Address> {
 fn is_untouched(object: &Pod, report: &mut Report) -> bool {
     match entry(&object.metadata.annotations, RESOLVE) {
         None | Some("on") => false,
+        // Anybody who may create pods can write such a copy: a static pod is not opted out by it.
+        Some("off") if mirrored(object).is_some() => {
+            let why =
+                format!("annotation {RESOLVE}: a static pod cannot ask for that; give --untouched-cgroup instead");
+            report.refuse("badAnnotation", why);
+            false
+        }
         Some("off") => true,
         Some(other) => {
             let why = format!("annotation {RESOLVE}: {other:?} is neither \"on\" nor \"off\"; the pod is resolved for");
@@ -147,16 +165,25 @@ mod tests {
 
     #[test]
     fn a_static_pod_is_known_by_the_kubelets_uid_and_nobody_takes_anothers() {
-        let uid = |told: &str| {
+        let read = |told: &str, kind: &str, owner: &str| {
+            let owner = serde_json::json!({ "apiVersion": "v1", "kind": kind, "name": owner, "uid": "n" });
             let object = serde_json::json!({
-                "metadata": { "name": "a", "namespace": "b", "uid": "copy", "annotations": { MIRRORED: told } },
+                "metadata": {
+                    "name": "a", "namespace": "b", "uid": "copy", "ownerReferences": [owner],
+                    "annotations": { MIRRORED: told, RESOLVE: "off" },
+                },
                 "spec": { "nodeName": "n1", "containers": [] },
             });
             let pod = Convert::new("local", Claim::default()).pod(&serde_json::from_value(object).unwrap());
-            pod.fact.unwrap().uid
+            let fact = pod.fact.unwrap();
+            (fact.uid.to_string(), fact.untouched, pod.refusals.len())
         };
-        assert_eq!(&*uid("3f0ab1cc3f0ab1cc3f0ab1cc3f0ab1cc"), "3f0ab1cc3f0ab1cc3f0ab1cc3f0ab1cc");
-        assert_eq!(&*uid("0b0f4c9e-5f0e-4c57-9f5e-1f0a7d1c2b3a"), "copy");
+        const HASH: &str = "3f0ab1cc3f0ab1cc3f0ab1cc3f0ab1cc";
+        assert_eq!(read(HASH, "Node", "n1"), (HASH.into(), false, 1), "it is known, and not opted out");
+        let itself = ("copy".into(), true, 0);
+        assert_eq!(read("0b0f4c9e-5f0e-4c57-9f5e-1f0a7d1c2b3a", "Node", "n1"), itself);
+        assert_eq!(read(HASH, "Node", "n2"), itself, "another node's");
+        assert_eq!(read(HASH, "Secret", "n1"), itself, "nobody's");
     }
 
     #[test]

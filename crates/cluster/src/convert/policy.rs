@@ -9,11 +9,12 @@ use super::name::{is_label, is_subdomain};
 use super::{Convert, Converted, Report, Unserved, address};
 use crate::policy::{
     AddressEndpoint, BalancingBackend, BalancingPolicySpec, ConnectLimit, Frontend, LocalBackend,
-    LocalRedirectPolicySpec, MAX_ADDRESSES, MAX_NAME, MAX_RATE, Mode, ServiceEndpoint,
+    LocalRedirectPolicySpec, MAX_ADDRESSES, MAX_NAME, MAX_RATE, MAX_TARGETS, Mode, ServiceEndpoint,
 };
 use beeline_model::Address;
 use beeline_model::policy::{Limit, Matcher, Policy, PolicyKind, PolicyName, RedirectMode, Target};
 use beeline_model::selector::Selector;
+use beeline_model::virtual_address::is_metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// A reason for metrics, and words for people.
@@ -166,12 +167,18 @@ impl Convert {
         if endpoint.addresses.is_empty() || endpoint.addresses.len() > MAX_ADDRESSES {
             return wrong("badBackend", format!("{at}.addresses: write 1 to {MAX_ADDRESSES} addresses"));
         }
+        if endpoint.addresses.len() * endpoint.to_ports.len() > MAX_TARGETS {
+            return wrong("badBackend", format!("{at}: addresses times toPorts may be {MAX_TARGETS} at most"));
+        }
         let mut addresses: Vec<Address> = Vec::with_capacity(endpoint.addresses.len());
         for (i, text) in endpoint.addresses.iter().enumerate() {
             let at = format!("{at}.addresses[{i}]");
             let address = canonical(&at, text, address::parse_plain)?;
             if addresses.contains(&address) {
                 return wrong("badAddress", format!("{at}: {text} stands there twice: write it once"));
+            }
+            if is_metadata(address) {
+                return wrong("badAddress", format!("{at}: {text} is a cloud's metadata address"));
             }
             addresses.push(address);
         }

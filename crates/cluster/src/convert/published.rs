@@ -4,9 +4,9 @@
 //! Anybody who may write EndpointSlices can write one that looks like these. What counts is an owner (its uid is compared
 //! where the policy is known) and, for nodes, the namespace; what lacks them is ignored, with a reason.
 
-use super::name::is_label;
-use super::{Convert, Converted, Report, SERVICE_NAME, Unserved, address, label};
-use crate::policy::{API_VERSION, GROUP};
+use super::name::is_subdomain;
+use super::{Convert, Converted, Report, SERVICE_NAME, Unserved, address, entry, label};
+use crate::policy::{API_VERSION, GROUP, MAX_NAME};
 use beeline_model::Family;
 use beeline_model::fact::{self, SlicePort};
 use beeline_model::policy::{PolicyKind, PolicyName, PolicySlice};
@@ -16,6 +16,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 /// On a slice of backends: the policy's name.
 pub const POLICY: &str = "beeline.dev/policy";
+/// On a slice of backends, as an annotation: the shape of the policy that it was made for.
+pub(crate) const SHAPE: &str = "beeline.dev/shape";
 /// On a slice of nodes: which of their addresses.
 pub const NODES: &str = "beeline.dev/nodes";
 pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
@@ -57,7 +59,7 @@ impl Convert {
     fn cut_policy(&mut self, object: &EndpointSlice, report: &mut Report) -> Result<PolicySlice, Unserved> {
         let name = self.slice_name(object).ok_or_else(|| report.bad_name())?;
         let named = label(&object.metadata, POLICY).unwrap_or_default();
-        if !is_label(named) {
+        if !is_subdomain(named) || named.len() > MAX_NAME {
             return Err(report.stop("badName", format!("label {POLICY}: {named:?} is no policy's name")));
         }
         let owner = owner(object).ok_or_else(|| {
@@ -80,7 +82,8 @@ impl Convert {
         });
         let endpoints = endpoints.collect();
         let ports = self.slice_ports(object, report);
-        Ok(PolicySlice { name, policy, uid: owner.uid.as_str().into(), family, ports, endpoints })
+        let (uid, shape) = (owner.uid.as_str().into(), shape(object));
+        Ok(PolicySlice { name, policy, uid, shape, family, ports, endpoints })
     }
 
     fn cut_nodes(
@@ -135,6 +138,11 @@ fn owner(object: &EndpointSlice) -> Option<&OwnerReference> {
     object.metadata.owner_references.iter().flatten().find(ours)
 }
 
+/// 0, which no policy has, where it is not told or is no shape: nobody reads such a slice.
+fn shape(object: &EndpointSlice) -> u64 {
+    entry(&object.metadata.annotations, SHAPE).and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0)
+}
+
 fn word(kind: NodeAddress) -> &'static str {
     match kind {
         NodeAddress::Internal => "InternalIP",
@@ -158,6 +166,7 @@ pub fn policy_slice_object(slice: &PolicySlice) -> EndpointSlice {
             name: Some(slice.name.name.to_string()),
             namespace: Some(slice.name.namespace.to_string()),
             labels: Some([(POLICY.into(), slice.policy.name.to_string()), managed()].into()),
+            annotations: Some([(SHAPE.into(), format!("{:016x}", slice.shape))].into()),
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
@@ -255,6 +264,7 @@ mod tests {
             name: SliceName { cluster: "local".into(), namespace: "shop".into(), name: "api-1a2b-0".into() },
             policy,
             uid: "1a2b".into(),
+            shape: 0x0123_4567_89ab_cdef,
             family: Family::V4,
             ports: [SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }].into(),
             endpoints: [endpoint("10.0.0.1"), endpoint("10.0.0.2")].into(),
@@ -268,6 +278,20 @@ mod tests {
         assert_eq!(purpose(&object), Purpose::Policy);
         let read = convert().policy_slice(&object);
         assert_eq!((read.fact, read.refusals), (Ok(said), vec![]));
+    }
+
+    #[test]
+    fn a_policys_name_may_have_a_dot_and_a_slice_without_a_shape_is_for_none() {
+        let mut said = backends();
+        said.policy.name = "api.v2".into();
+        let mut object = policy_slice_object(&said);
+        assert_eq!(convert().policy_slice(&object).fact, Ok(said.clone()));
+        for odd in ["", "x", "-1", "10123456789abcdef"] {
+            object.metadata.annotations = Some([(SHAPE.into(), odd.into())].into());
+            assert_eq!(convert().policy_slice(&object).fact.unwrap().shape, 0, "{odd}");
+        }
+        object.metadata.annotations = None;
+        assert_eq!(convert().policy_slice(&object).fact.unwrap().shape, 0);
     }
 
     #[test]
@@ -316,6 +340,7 @@ mod tests {
         };
         assert_eq!(refused(|o| relabel(o, "other")), "notOwned");
         assert_eq!(refused(|o| relabel(o, "../x")), "badName");
+        assert_eq!(refused(|o| relabel(o, &"a.".repeat(32))), "badName");
         assert_eq!(refused(|o| o.address_type = "FQDN".into()), "badFamily");
     }
 

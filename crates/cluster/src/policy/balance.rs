@@ -87,6 +87,7 @@ pub enum Mode {
 }
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
+#[x_kube(validation = rule::bounded())]
 #[serde(rename_all = "camelCase")]
 pub struct AddressEndpoint {
     /// IPv4 and IPv6; each serves dials of its own family.

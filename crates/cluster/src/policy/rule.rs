@@ -4,6 +4,7 @@
 //! not take a definition that is over its budget: hence the bounds. Objects at different places are different types to
 //! CEL, so lists of ports cannot be chosen by `?:`; a rule about pairs is written out once for each two places instead.
 
+use super::MAX_TARGETS;
 use kube::core::Rule;
 
 /// A frontend's list of ports and a backend's.
@@ -54,6 +55,18 @@ pub(super) fn dialable() -> Rule {
 pub(super) fn reachable() -> Rule {
     let message = "write an address that other hosts can reach: not 0.0.0.0, ::, a loopback, link-local, multicast or broadcast address";
     rule("!isIP(self) || ip(self).isGlobalUnicast()", message)
+}
+
+/// Those of the clouds that are not link-local. Addresses are in their shortest form, so texts can be compared.
+pub(super) fn no_metadata() -> Rule {
+    let single = "['168.63.129.16', '100.100.100.200', 'fd20:ce::254', 'fd00:c1::a9fe:a9fe']";
+    let message = "this is a cloud's metadata address, which tells a node's credentials: write another";
+    rule(format!("!(self in {single}) && !self.startsWith('fd00:ec2:')"), message)
+}
+
+pub(super) fn bounded() -> Rule {
+    let message = format!("addresses times toPorts may be {MAX_TARGETS} at most: make more policies of it");
+    rule(format!("self.addresses.size() * self.toPorts.size() <= {MAX_TARGETS}"), &message)
 }
 
 pub(super) fn all_named() -> Rule {

@@ -50,7 +50,7 @@ pub(super) fn addresses(_: &mut SchemaGenerator) -> Schema {
         "items": {
             "type": "string",
             "maxLength": 39,
-            "x-kubernetes-validations": [rule::address(), rule::reachable()],
+            "x-kubernetes-validations": [rule::address(), rule::reachable(), rule::no_metadata()],
         },
     })
 }
@@ -73,11 +73,18 @@ pub(super) fn label_values(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// As the API's own kinds have it for messages: a status goes to everybody who watches.
+const MAX_MESSAGE: usize = 32_768;
+
 pub(super) fn conditions(generator: &mut SchemaGenerator) -> Schema {
+    let mut condition = Condition::json_schema(generator);
+    if let Some(message) = condition.pointer_mut("/properties/message") {
+        message["maxLength"] = MAX_MESSAGE.into();
+    }
     json_schema!({
         "type": "array",
         "maxItems": 8,
-        "items": Condition::json_schema(generator),
+        "items": condition,
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
     })

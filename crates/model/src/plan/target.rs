@@ -114,15 +114,16 @@ struct Published<'a> {
     mode: RedirectMode,
 }
 
-/// Whether a slice is of this policy, not of one that had its name before.
-pub(crate) fn counts(slice: &PolicySlice, policy: &Policy) -> bool {
-    slice.uid == policy.uid
+/// Whether a slice is of this policy, not of one that had its name before, nor of what it was before its mode or ports
+/// changed: a pod's port under another mode would be a host's port that nobody meant.
+pub(crate) fn counts(slice: &PolicySlice, policy: &Policy, shape: u64) -> bool {
+    slice.uid == policy.uid && slice.shape == shape
 }
 
 impl Published<'_> {
     fn backends(&self, refusals: &mut Vec<Refusal>) -> Vec<BackendPlan> {
-        let mut found = Vec::new();
-        for slice in self.ground.slices.iter().filter(|s| s.family == self.family && counts(s, self.policy)) {
+        let (mut found, shape) = (Vec::new(), self.policy.shape());
+        for slice in self.ground.slices.iter().filter(|s| s.family == self.family && counts(s, self.policy, shape)) {
             for port in self.ports(slice) {
                 for endpoint in slice.endpoints.iter().filter(|e| e.ready) {
                     match self.stand_in(endpoint, port) {

@@ -7,6 +7,7 @@ use crate::claim::Claim;
 use crate::fact::{Pod, Refusal};
 use crate::name::OwnerName;
 use crate::plan::policy::{Standing, objection, plan_policy, standing};
+use crate::plan::target::counts;
 use crate::plan::{ServicePlan, SetPlan};
 use crate::policy::{Matcher, Policy, PolicyName, Target};
 use crate::row::{FrontendKey, Kind};
@@ -134,7 +135,8 @@ impl Planner {
     }
 
     fn waits(&self, owner: &OwnerName, policy: &Policy) -> bool {
-        let seen = || self.register.slices_of(owner).iter().any(|slice| slice.uid == policy.uid);
+        let shape = policy.shape();
+        let seen = || self.register.slices_of(owner).iter().any(|slice| counts(slice, policy, shape));
         !self.publishes && matches!(policy.target, Target::Pods { .. }) && !seen()
     }
 

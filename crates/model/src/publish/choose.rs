@@ -16,14 +16,16 @@ pub struct LeftOut {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     pub family: Family,
+    /// Of the policy: with another one, everything is published anew.
+    pub shape: u64,
     pub ports: Box<[SlicePort]>,
 }
 
 pub fn choose(policy: &Policy, pod: &Pod) -> Result<Vec<(Group, Endpoint)>, LeftOut> {
-    let ports = ports(&policy.target, pod)?;
+    let (ports, shape) = (ports(&policy.target, pod)?, policy.shape());
     let endpoints = families(&policy.matcher).iter().filter_map(|family| {
         let address = pod.addresses.iter().copied().find(|address| address.family() == *family)?;
-        Some((Group { family: *family, ports: ports.clone() }, endpoint(pod, address)))
+        Some((Group { family: *family, shape, ports: ports.clone() }, endpoint(pod, address)))
     });
     let endpoints: Vec<_> = endpoints.collect();
     if endpoints.is_empty() { Err(no_address(&policy.matcher)) } else { Ok(endpoints) }

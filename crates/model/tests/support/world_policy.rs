@@ -213,10 +213,14 @@ impl World {
         if self.one_in(2) {
             ports.push(SlicePort { name: "second".into(), protocol: Protocol::Tcp, port: 8082 });
         }
+        let policy = PolicyName { kind: PolicyKind::Balancing, ..self.policy_name() };
+        // Mostly made for the policy as it is now.
+        let made_for = self.facts.policies.get(&policy).map_or(0, policy::Policy::shape);
         PolicySlice {
             name: self.policy_slice_name(),
-            policy: PolicyName { kind: PolicyKind::Balancing, ..self.policy_name() },
+            policy,
             uid: self.pick(&UIDS).into(),
+            shape: if self.one_in(8) { 7 } else { made_for },
             family,
             ports: ports.into(),
             endpoints: (0..count).map(|_| self.endpoint(family, count)).collect(),
