@@ -235,7 +235,7 @@ mod tests {
         ];
         let family: Family<PortLabels, Counter> = Family::default();
         for service in owners {
-            let name = PortName { service, port: "http".into(), protocol: Protocol::Tcp };
+            let name = PortName::new(service, "http".into(), Protocol::Tcp);
             family.get_or_create(&PortLabels::of(&name)).inc();
         }
         let (mut registry, mut text) = (Registry::default(), String::new());

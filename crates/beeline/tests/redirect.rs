@@ -70,7 +70,7 @@ impl Ground {
         for (at, protocol) in AT.iter().flat_map(|at| [Protocol::Udp, Protocol::Tcp].map(|p| (*at, p))) {
             let address = Address::from(at.parse::<IpAddr>().unwrap());
             let name = |owner: &OwnerName, role| {
-                let owner = PortName { service: owner.clone(), port: "dns".into(), protocol };
+                let owner = PortName::new(owner.clone(), "dns".into(), protocol);
                 SetName { owner, family: address.family(), role, audience: Audience::Everyone }
             };
             let (under, over) = (name(&service, SetRole::Cluster), name(&redirect, SetRole::Local));

@@ -47,7 +47,7 @@ fn redirect() -> OwnerName {
 
 fn name(owner: &OwnerName, port: &str, at: Address, protocol: Protocol) -> SetName {
     let role = if owner.policy_kind().is_some() { SetRole::Local } else { SetRole::Cluster };
-    let owner = PortName { service: owner.clone(), port: port.into(), protocol };
+    let owner = PortName::new(owner.clone(), port.into(), protocol);
     SetName { owner, family: at.family(), role, audience: Audience::Everyone }
 }
 

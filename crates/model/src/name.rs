@@ -215,23 +215,34 @@ pub struct PortName {
     pub service: OwnerName,
     pub port: Name,
     pub protocol: Protocol,
+    /// Of a policy: a mark of what it matches (0 of a Service). A policy that turns to another Service or address gets sets
+    /// of its own for it: who dials the old one meets the old backends until its frontends are gone, never the new ones.
+    pub matched: u32,
 }
 
 impl PortName {
-    /// As kept in the kernel's name table; `/` occurs in none of the parts. A policy's kind stands before them.
+    pub fn new(service: OwnerName, port: Name, protocol: Protocol) -> PortName {
+        PortName { service, port, protocol, matched: 0 }
+    }
+
+    /// As kept in the kernel's name table; `/` occurs in none of the parts. A policy's kind stands before them, the mark of
+    /// what it matches after them.
     pub fn to_text(&self) -> String {
-        format!("{}/{}/{}", self.service.to_text(), self.port, self.protocol)
+        let text = format!("{}/{}/{}", self.service.to_text(), self.port, self.protocol);
+        if self.service.policy_kind().is_some() { format!("{text}/{:x}", self.matched) } else { text }
     }
 
     pub fn from_text(text: &str) -> Option<PortName> {
         let parts: Vec<&str> = text.split('/').collect();
-        let (policy, parts) = match parts.len() {
-            6 => (Some(PolicyKind::from_text(parts[0])?), &parts[1..]),
-            _ => (None, &parts[..]),
+        let (policy, parts, matched) = match *parts {
+            [kind, .., matched] if parts.len() == 7 => {
+                (Some(PolicyKind::from_text(kind)?), &parts[1..6], u32::from_str_radix(matched, 16).ok()?)
+            }
+            _ => (None, &parts[..], 0),
         };
         let [cluster, namespace, name, port, protocol] = *parts else { return None };
         let service = OwnerName::of(policy, cluster, namespace, name);
-        Some(PortName { service, port: port.into(), protocol: protocol.parse().ok()? })
+        Some(PortName { matched, ..PortName::new(service, port.into(), protocol.parse().ok()?) })
     }
 }
 
@@ -327,8 +338,8 @@ mod tests {
         assert_eq!(owner.policy(), Some(policy));
         assert_eq!(OwnerName::policy_from_text(&owner.to_text()), Some(owner.clone()));
         assert_eq!(PortName::from_text(&owner.to_text()), None, "its ports are other rows");
-        let port = PortName { service: owner, port: "dns".into(), protocol: Protocol::Udp };
-        assert_eq!(port.to_text(), "BalancingPolicy/local/a/x/dns/UDP");
+        let port = PortName { matched: 0xbee, ..PortName::new(owner, "dns".into(), Protocol::Udp) };
+        assert_eq!(port.to_text(), "BalancingPolicy/local/a/x/dns/UDP/bee");
         assert_eq!(PortName::from_text(&port.to_text()), Some(port));
     }
 }

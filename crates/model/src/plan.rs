@@ -189,7 +189,7 @@ struct PortPlan<'a> {
 
 impl PortPlan<'_> {
     fn owner(&self) -> PortName {
-        PortName { service: self.service.name.clone(), port: self.port.name.clone(), protocol: self.port.protocol }
+        PortName::new(self.service.name.clone(), self.port.name.clone(), self.port.protocol)
     }
 
     fn name(&self, role: SetRole, audience: Audience) -> SetName {

@@ -3,6 +3,7 @@
 
 use crate::address::{Address, Family};
 use crate::fact::{Endpoint, SliceName, SlicePort};
+use crate::hash::lasting;
 use crate::name::{LOCAL_CLUSTER, Name, Protocol};
 use crate::selector::Selector;
 use serde::Serialize;
@@ -70,6 +71,17 @@ pub enum Matcher {
     Service { name: Name, ports: Option<Box<[DialledPort]>> },
     /// A virtual address.
     Address { address: Address, ports: Box<[DialledPort]> },
+}
+
+impl Matcher {
+    /// Tells what is matched now from what was matched before (`PortName::matched`): the Service, or the address and port.
+    pub fn mark(&self, dialled: &DialledPort) -> u32 {
+        let hash = match self {
+            Matcher::Service { name, .. } => lasting(name.bytes()),
+            Matcher::Address { address, .. } => lasting(format!("{address}/{}", dialled.port).into_bytes()),
+        };
+        (hash ^ (hash >> 32)) as u32
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -141,7 +153,7 @@ impl Policy {
     /// What a slice must have been made for to be read by this policy: its mode and its backend's ports. Another selector
     /// needs no new slices to be understood, another mode or port does.
     ///
-    /// Agent and controller may be of different builds: written out here, and never to be changed. FNV-1a.
+    /// Agent and controller may be of different builds: never to be changed.
     pub fn shape(&self) -> u64 {
         let Target::Pods { mode, ports, .. } = &self.target else { return 0 };
         let mode = match mode {
@@ -154,8 +166,7 @@ impl Policy {
             PortChoice::Name(name) => format!("\n{} {} {name:?}", port.name, port.protocol),
         };
         let text: String = std::iter::once(mode.to_owned()).chain(ports.iter().map(port)).collect();
-        let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
+        lasting(text.bytes())
     }
 }
 

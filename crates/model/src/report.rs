@@ -6,7 +6,7 @@
 //! resourceVersion it does not move when only a status is written (the controller's own answer would move it).
 
 use crate::fact::Fact;
-use crate::hash::HashMap;
+use crate::hash::{HashMap, lasting};
 use crate::policy::{PolicyKind, PolicyName};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -140,12 +140,9 @@ impl Tally {
     }
 }
 
-/// Agent and controller may be of different builds: written out here, and never to be changed. FNV-1a, then mixed, since
-/// it is summed up.
+/// Agent and controller may be of different builds: never to be changed. Mixed, since it is summed up.
 fn fingerprint(uid: &str, generation: i64) -> u64 {
-    let bytes = uid.bytes().chain([0]).chain(generation.to_le_bytes());
-    let hash = bytes
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let hash = lasting(uid.bytes().chain([0]).chain(generation.to_le_bytes()));
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     hash ^ (hash >> 33)

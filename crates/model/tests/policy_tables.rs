@@ -164,7 +164,7 @@ fn set(
     next: Option<SetName>,
 ) -> SetPlan {
     let role = if rule == Rule::Redirect { SetRole::Local } else { SetRole::Cluster };
-    let owner = PortName { service: owner.clone(), port: port.into(), protocol };
+    let owner = PortName::new(owner.clone(), port.into(), protocol);
     // Each level's backends have a port of their own, so that an answer tells the level.
     let number = 53 + 1000 * rule as u16;
     SetPlan {

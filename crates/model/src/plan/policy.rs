@@ -159,7 +159,8 @@ fn set_name(policy: &Policy, owner: &OwnerName, pair: &Pair, family: Family) -> 
         PolicyKind::LocalRedirect => SetRole::Local,
         PolicyKind::Balancing => SetRole::Cluster,
     };
-    let owner = PortName { service: owner.clone(), port, protocol: pair.dialled.protocol };
+    let matched = policy.matcher.mark(&pair.dialled);
+    let owner = PortName { matched, ..PortName::new(owner.clone(), port, pair.dialled.protocol) };
     SetName { owner, family, role, audience: Audience::Everyone }
 }
 

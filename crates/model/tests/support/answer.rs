@@ -22,9 +22,11 @@ impl Answer {
         Answer { action: verdict.action, reason: verdict.reason, backends }
     }
 
-    /// While tables change from one answer to the other: one of the two, or backends of both.
+    /// While tables change from one answer to the other: one of the two, or backends of both. Whoever is refused before or
+    /// after may be told another reason meanwhile (selected by the policy before its frontends have moved).
     pub fn is_between(&self, old: &Answer, new: &Answer) -> bool {
-        let one_of = |a: &Answer| (a.action, a.reason) == (self.action, self.reason);
+        let is_refused = self.action == Action::Refused;
+        let one_of = |a: &Answer| a.action == self.action && (is_refused || a.reason == self.reason);
         let known = self.backends.iter().all(|b| old.backends.contains(b) || new.backends.contains(b));
         (one_of(old) || one_of(new)) && known && (self.action == Action::Resolved) != self.backends.is_empty()
     }
