@@ -369,8 +369,15 @@ fn compare_conflicts(world: &World, planner: &Planner, all: &[Dial], compared: &
     for dial in all.iter().filter(|dial| dial.protocol != Protocol::Sctp && dial.source.is_none()) {
         let claims = naive.claims(dial.address, dial.port, dial.protocol);
         let at = std::net::SocketAddr::new(dial.address.ip(), dial.port);
-        for (_, loser, _) in claims.iter().filter(|(_, service, _)| service.name != claims[0].1.name) {
-            let said = format!("Service {} {at}/{} belongs to Service {}", loser.name, dial.protocol, claims[0].1.name);
+        let Some((by, first, _)) = claims.first() else { continue };
+        // A virtual address goes before everything but a ClusterIP.
+        let above = naive.virtual_holder(dial).filter(|_| *by != By::ClusterIp);
+        for (_, loser, _) in claims.iter().filter(|(_, service, _)| above.is_some() || service.name != first.name) {
+            let winner = above.map_or_else(
+                || format!("belongs to Service {}", first.name),
+                |policy| format!("is the virtual address of {}", policy.name),
+            );
+            let said = format!("Service {} {at}/{} {winner}", loser.name, dial.protocol);
             assert!(refusals.iter().any(|r| r.starts_with(&said)), "not reported: {said}\n{refusals:#?}");
             compared.conflicts += 1;
         }

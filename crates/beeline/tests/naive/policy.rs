@@ -50,6 +50,12 @@ impl Naive<'_> {
         all.into_iter().next()
     }
 
+    /// Whose virtual address is dialled.
+    pub fn virtual_holder(&self, dial: &Dial) -> Option<&Policy> {
+        let holder = |kind| Some(self.holder(kind, dial.address, dial, None)?.0);
+        holder(PolicyKind::LocalRedirect).or_else(|| holder(PolicyKind::Balancing))
+    }
+
     fn service_name(&self, policy: &Policy) -> OwnerName {
         match &policy.matcher {
             Matcher::Service { name, .. } => OwnerName::local(&policy.name.namespace, name),
