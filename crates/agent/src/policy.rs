@@ -28,6 +28,11 @@ pub fn told(state: &State, about: &About) -> Vec<Told> {
         }
         (None, None) => planner.policies(),
     };
-    let failed = |policy: &PolicyState| state.table_refusal(&OwnerName::of_policy(&policy.name)).cloned();
-    states.into_iter().map(|policy| Told { failed: failed(&policy), state: policy }).collect()
+    states.into_iter().map(|policy| tell(state, policy)).collect()
+}
+
+fn tell(state: &State, mut policy: PolicyState) -> Told {
+    let failed = state.table_refusal(&OwnerName::of_policy(&policy.name)).cloned();
+    policy.left_out.extend(state.left_out(&policy.name));
+    Told { state: policy, failed }
 }

@@ -19,6 +19,7 @@ use beeline_model::diff::{Outcome, reconcile};
 use beeline_model::fact::{Fact, Refusal};
 use beeline_model::op::{MapError, Maps};
 use beeline_model::planner::{Delta, Planner};
+use beeline_model::policy::PolicyName;
 use beeline_model::publish::{Publisher, Unknown};
 use beeline_model::report::{Failing, Report, Tally};
 use beeline_model::table::Tables;
@@ -50,6 +51,9 @@ const SECOND_LOOK: Duration = Duration::from_millis(200);
 
 /// Pods that a policy selects and that have no cgroup yet are looked for this often.
 const WALK: Duration = Duration::from_millis(500);
+
+/// So many pods that a policy leaves out are named.
+const LEFT_OUT: usize = 20;
 
 pub struct State {
     pub settings: Settings,
@@ -544,6 +548,16 @@ impl State {
     }
 
     /// What could not be written of this policy or Service.
+    /// Without a controller we choose the pods of policies ourselves, and know whom we left out. Of many the first.
+    pub fn left_out(&self, policy: &PolicyName) -> impl Iterator<Item = Refusal> {
+        let pods = self.publisher.iter().flat_map(|publisher| publisher.left_out(policy)).take(LEFT_OUT);
+        pods.map(|(pod, why)| Refusal {
+            subject: policy.to_string(),
+            reason: why.reason,
+            message: format!("pod {}/{}: {}", pod.namespace, pod.name, why.message),
+        })
+    }
+
     pub fn table_refusal(&self, name: &OwnerName) -> Option<&Refusal> {
         self.table_refusals.get(name)
     }

@@ -96,6 +96,11 @@ impl Control {
         self.runtime.block_on(request(self.client.clone(), method, path.into(), body.clone()))
     }
 
+    pub fn read(&self, path: &str) -> Result<String> {
+        let request = http::Request::get(path).body(Vec::new())?;
+        self.runtime.block_on(self.client.request_text(request)).with_context(|| format!("GET {path}"))
+    }
+
     /// Many at once, in no order.
     pub fn write_all(&self, method: &'static str, writes: impl Iterator<Item = (String, Value)>) -> Result<()> {
         let send = |(path, body)| request(self.client.clone(), method, path, body);

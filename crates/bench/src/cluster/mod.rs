@@ -5,6 +5,7 @@ mod change;
 mod contender;
 mod control;
 mod line;
+mod policy;
 mod probe;
 mod process;
 mod server;
@@ -88,6 +89,8 @@ impl Wish {
 pub struct Sized {
     pub services: u32,
     pub figures: BTreeMap<Contender, Figures>,
+    /// Of Beeline: nobody else has any.
+    policies: Option<policy::Figures>,
 }
 
 pub fn run(directory: &Path, wish: &Wish) -> Result<()> {
@@ -102,6 +105,8 @@ pub fn run(directory: &Path, wish: &Wish) -> Result<()> {
     for sized in &all {
         show::table(&mut report, sized);
     }
+    let policies: Vec<_> = all.iter().filter_map(|sized| sized.policies.as_ref()).collect();
+    policy::show(&mut report, &policies);
     show::plot(&report.file("svg"), &all)?;
     show::verdict(&report);
     report.write()?;
@@ -117,7 +122,9 @@ fn measure(directory: &Path, wish: &Wish, sizes: &[u32], cache: Cache) -> Result
     let mut all = Vec::new();
     for services in sizes {
         fill(&mut course, *services)?;
-        all.push(Sized { services: *services, figures: compete(&mut course, wish)? });
+        let figures = compete(&mut course, wish)?;
+        let policies = figures.contains_key(&Contender::Beeline).then(|| policy::measure(&mut course)).transpose()?;
+        all.push(Sized { services: *services, figures, policies });
     }
     Ok(all)
 }
@@ -127,6 +134,7 @@ fn prepare(cache: Cache, files: &Path, logs: &Path) -> Result<Course> {
     server::start(&site.pods)?;
     let control = Control::start(&site, &cache, files, logs)?;
     let stable = Stable::new(cache, control.write_kubeconfig()?, files, logs)?;
+    policy::define(&control)?;
     control.add_slices(world::new_service(0)..world::new_service(NEW_SERVICES as u32))?;
     Ok(Course::new(site, control, stable))
 }

@@ -141,6 +141,8 @@ fn a_virtual_address_leads_to_pods_host_ports_and_outside_addresses() {
     eventually("the refusal", || field.dial("client-2", "169.254.0.93:80", 1).contains_key("failed 7"));
     let told = field.beeline(2, &["policies", "nobody"]);
     assert!(told.contains("backends   0"), "{told}");
+    let left_out = told.lines().find(|line| line.starts_with("left out") && line.contains("pod "));
+    assert!(left_out.is_some_and(|line| line.contains("hostPort")), "{told}");
 }
 
 #[test]
