@@ -17,6 +17,7 @@ use beeline_datapath::reap::{Connected, Reaper};
 use beeline_datapath::{Kernel, Program};
 use beeline_model::diff::{Outcome, reconcile};
 use beeline_model::fact::{Fact, Refusal};
+use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::op::{MapError, Maps};
 use beeline_model::planner::{Delta, Planner};
 use beeline_model::policy::PolicyName;
@@ -279,6 +280,11 @@ impl State {
     }
 
     fn program(&mut self, delta: Delta, full: bool, started: Instant) -> anyhow::Result<()> {
+        if self.source_whole {
+            self.tables.unlisted.clear();
+        } else {
+            self.tables.unlisted.insert(LOCAL_CLUSTER.into());
+        }
         let outcome = reconcile(&mut self.tables, &mut self.kernel, &delta, full);
         self.set_host_addresses();
         if self.may_go_live() {

@@ -151,6 +151,8 @@ pub struct Tables {
     parted: HashSet<Released>,
     /// Ranges that a span points at since the last settling.
     committed_ranges: HashSet<u32>,
+    /// Clusters whose policies nobody could list yet: a frontend that one of them holds stays with it.
+    pub unlisted: BTreeSet<Name>,
     /// For the test that proves the grace period needed: recycle at once.
     pub skip_grace: bool,
 }
@@ -193,6 +195,7 @@ impl Tables {
             reserved: Vec::new(),
             parted: HashSet::default(),
             committed_ranges: HashSet::default(),
+            unlisted: BTreeSet::new(),
             skip_grace: false,
             rows: Rows::default(),
         };

@@ -5,7 +5,7 @@ use beeline_model::diff::{Outcome, reconcile};
 use beeline_model::event::Action;
 use beeline_model::fact::{Policy, *};
 use beeline_model::name::LOCAL_CLUSTER;
-use beeline_model::op::Memory;
+use beeline_model::op::{Maps, Memory};
 use beeline_model::plan::policy::Standing;
 use beeline_model::planner::state::{Holder, PolicyState};
 use beeline_model::planner::{Delta, Planner};
@@ -592,6 +592,25 @@ fn an_entry_weighs_as_much_as_the_pods_behind_it() {
     assert_eq!(scene.dial(SERVICE), "100.64.0.2:53 100.64.0.3:53");
     let set = scene.memory.rows.sets.values().find(|set| set.span.count == 3).expect("two slots and one");
     assert_eq!(set.rule, beeline_model::row::Rule::Balancing);
+}
+
+#[test]
+fn a_policy_that_could_not_be_listed_yet_keeps_what_it_holds() {
+    let mut before = Scene::new();
+    before.policy(balance("away", on_service(), &["192.0.2.7"]));
+    assert_eq!(before.dial(SERVICE), "192.0.2.7:9053");
+    // Another agent, which has read Services and slices, and no policies.
+    let mut after = Scene { planner: Planner::new(Rules::for_node("n1")), ..before };
+    after.tables = Tables::restore(after.memory.dump().unwrap(), after.memory.sizes);
+    after.tables.unlisted.insert(LOCAL_CLUSTER.into());
+    after.apply(Fact::Service(dns()));
+    after.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.6", "n2")])));
+    assert_eq!(after.dial(SERVICE), "192.0.2.7:9053");
+    // They have been listed: it is gone.
+    after.tables.unlisted.clear();
+    let delta = after.planner.take_all();
+    assert!(reconcile(&mut after.tables, &mut after.memory, &delta, true).is_clean());
+    assert_eq!(after.dial(SERVICE), "10.244.2.6:53");
 }
 
 #[test]

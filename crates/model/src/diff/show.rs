@@ -3,6 +3,7 @@
 
 use super::Work;
 use super::admit::beneficiary;
+use super::policy::rank;
 use crate::address::{Address, Family};
 use crate::claim::Claim;
 use crate::hash::HashSet;
@@ -33,6 +34,9 @@ impl<M: Maps> Work<'_, M> {
         let mut puts = Vec::new();
         let claimed = delta.frontends.iter().filter_map(|(key, claim)| Some((key, claim.as_ref()?)));
         for (key, winner) in claimed.filter(|(key, _)| key.tier() == tier) {
+            if self.is_unlisted(key, winner) {
+                continue;
+            }
             let claim = self.able(winner, delta.below(key));
             let whose = beneficiary(delta, key, winner);
             if let Err(error) = self.check_room(key, whose) {
@@ -46,6 +50,15 @@ impl<M: Maps> Work<'_, M> {
             }
         }
         self.write_many(puts);
+    }
+
+    /// Held by a policy that is not known yet, as it may be right after a start: its Service waits until it is.
+    fn is_unlisted(&self, key: &FrontendKey, winner: &Claim) -> bool {
+        if self.tables.unlisted.is_empty() || rank(&winner.service) > 0 {
+            return false;
+        }
+        let holder = || self.tables.port_name(self.tables.owner_of(self.tables.rows.frontends.get(key)?.set)?);
+        holder().is_some_and(|port| rank(&port.service) > 0 && self.tables.unlisted.contains(port.service.cluster()))
     }
 
     /// A policy that has no room must not take down who is below it: the first whose set could be made.
