@@ -45,14 +45,14 @@ async fn forged_statuses_are_put_right(cluster: &Cluster<'_>) {
     .await;
 }
 
-/// A quota of none.
+/// A quota of none. It holds once its status says so, which is written by a controller of Kubernetes' own; none runs here.
 async fn slices_that_cannot_be_written(cluster: &Cluster<'_>, controller: &Controller) {
     create_namespace(cluster, "a-greedy", json!({})).await;
-    let quota = json!({
-        "metadata": { "name": "none" },
-        "spec": { "hard": { "count/endpointslices.discovery.k8s.io": "0" } },
-    });
+    let none = json!({ "count/endpointslices.discovery.k8s.io": "0" });
+    let quota = json!({ "metadata": { "name": "none" }, "spec": { "hard": none } });
     cluster.create("/api/v1/namespaces/a-greedy/resourcequotas", quota).await;
+    let status = json!({ "status": { "hard": none, "used": none } });
+    cluster.patch("/api/v1/namespaces/a-greedy/resourcequotas/none/status", status).await;
     create_pod(cluster, "a-greedy", "g", "10.244.9.9", 8080).await;
     for n in 0..40 {
         let service =
