@@ -4,6 +4,7 @@
 mod check;
 mod dials;
 mod life;
+mod policies;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,7 @@ fn run(checks: &mut Checks) -> Result<()> {
     dials::addresses(&example, checks);
     dials::refusals(&example, checks);
     life::watched(&example, checks);
+    policies::policies(&example, checks);
     life::cut_off(&mut example, checks);
     life::restarted(&mut example, checks);
     life::cleaned(&mut example, checks);
