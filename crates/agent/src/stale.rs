@@ -3,7 +3,7 @@
 use beeline_datapath::reap::Connected;
 use beeline_model::plan::candidates;
 use beeline_model::planner::Planner;
-use beeline_model::resolve::{Dial, resolve};
+use beeline_model::resolve::{Dial, LINKS, resolve};
 use beeline_model::row::{BackendId, OwnerId, SetRow};
 use beeline_model::rules::EmptyLocal;
 use beeline_model::select::Candidate;
@@ -38,7 +38,7 @@ fn chain<'a>(tables: &'a Tables, tie: &Tie) -> impl Iterator<Item = &'a SetRow> 
     // What an empty set would do is no matter here.
     let found = resolve(rows, &dial, EmptyLocal::Refuse).found;
     let first = found.and_then(|found| rows.sets.get(found.set));
-    std::iter::successors(first, |set| rows.sets.get(set.header.next))
+    std::iter::successors(first, |set| rows.sets.get(set.header.next)).take(LINKS)
 }
 
 /// The service port that it belongs to; after another layout, all that what was dialled leads to.

@@ -553,7 +553,6 @@ impl State {
         all
     }
 
-    /// What could not be written of this policy or Service.
     /// Without a controller we choose the pods of policies ourselves, and know whom we left out. Of many the first.
     pub fn left_out(&self, policy: &PolicyName) -> impl Iterator<Item = Refusal> {
         let pods = self.publisher.iter().flat_map(|publisher| publisher.left_out(policy)).take(LEFT_OUT);
@@ -564,6 +563,7 @@ impl State {
         })
     }
 
+    /// What could not be written of this policy or Service.
     pub fn table_refusal(&self, name: &OwnerName) -> Option<&Refusal> {
         self.table_refusals.get(name)
     }

@@ -132,9 +132,7 @@ fn mode(policy: &Policy) -> &'static str {
     match &policy.target {
         Target::LocalPods { .. } => "local",
         Target::Addresses { .. } => "addresses",
-        Target::Pods { mode: RedirectMode::PodEndpoint, .. } => "podEndpoint",
-        Target::Pods { mode: RedirectMode::HostPort, .. } => "hostPort",
-        Target::Pods { mode: RedirectMode::NodeProxy, .. } => "nodeProxy",
+        Target::Pods { mode, .. } => mode.word(),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::fact::{Endpoint, SliceName, SlicePort};
 use crate::hash::lasting;
 use crate::name::{LOCAL_CLUSTER, Name, Protocol};
 use crate::selector::Selector;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// In the order in which they go before each other; Services come last.
@@ -74,12 +74,13 @@ pub enum Matcher {
 }
 
 impl Matcher {
-    /// Tells what is matched now from what was matched before (`PortName::matched`): the Service, or the address and port.
+    /// Tells what is matched now from what was matched before (`PortName::matched`): the Service or address, and the port.
     pub fn mark(&self, dialled: &DialledPort) -> u32 {
-        let hash = match self {
-            Matcher::Service { name, .. } => lasting(name.bytes()),
-            Matcher::Address { address, .. } => lasting(format!("{address}/{}", dialled.port).into_bytes()),
+        let text = match self {
+            Matcher::Service { name, .. } => format!("{name}/{}", dialled.port),
+            Matcher::Address { address, .. } => format!("{address}/{}", dialled.port),
         };
+        let hash = lasting(text.bytes());
         (hash ^ (hash >> 32)) as u32
     }
 }
@@ -99,12 +100,25 @@ pub struct BackendPort {
 }
 
 /// What stands in for a pod that is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RedirectMode {
     PodEndpoint,
     HostPort,
     NodeProxy,
+}
+
+impl RedirectMode {
+    pub const ALL: [RedirectMode; 3] = [RedirectMode::PodEndpoint, RedirectMode::HostPort, RedirectMode::NodeProxy];
+
+    /// As the policy calls it.
+    pub fn word(self) -> &'static str {
+        match self {
+            RedirectMode::PodEndpoint => "podEndpoint",
+            RedirectMode::HostPort => "hostPort",
+            RedirectMode::NodeProxy => "nodeProxy",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -150,23 +164,39 @@ impl Policy {
         }
     }
 
-    /// What a slice must have been made for to be read by this policy: its mode and its backend's ports. Another selector
-    /// needs no new slices to be understood, another mode or port does.
-    ///
-    /// Agent and controller may be of different builds: never to be changed.
-    pub fn shape(&self) -> u64 {
-        let Target::Pods { mode, ports, .. } = &self.target else { return 0 };
-        let mode = match mode {
-            RedirectMode::PodEndpoint => "podEndpoint",
-            RedirectMode::HostPort => "hostPort",
-            RedirectMode::NodeProxy => "nodeProxy",
-        };
+    /// Of one whose pods are published.
+    pub fn shape(&self) -> Option<Shape> {
+        let Target::Pods { mode, ports, .. } = &self.target else { return None };
         let port = |port: &BackendPort| match &port.port {
             PortChoice::Number(number) => format!("\n{} {} {number}", port.name, port.protocol),
             PortChoice::Name(name) => format!("\n{} {} {name:?}", port.name, port.protocol),
         };
-        let text: String = std::iter::once(mode.to_owned()).chain(ports.iter().map(port)).collect();
-        lasting(text.bytes())
+        let text: String = ports.iter().map(port).collect();
+        Some(Shape { mode: *mode, ports: lasting(text.bytes()) })
+    }
+}
+
+/// What slices of backends were made for: a mode, and a mark of the backend's ports. Another selector needs no new slices to be
+/// understood, another mode or port does.
+///
+/// Agent and controller may be of different builds: its text is never to be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    pub mode: RedirectMode,
+    pub ports: u64,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:016x}", self.mode.word(), self.ports)
+    }
+}
+
+impl Shape {
+    pub fn from_text(text: &str) -> Option<Shape> {
+        let (mode, ports) = text.split_once('-')?;
+        let mode = RedirectMode::ALL.into_iter().find(|known| known.word() == mode)?;
+        Some(Shape { mode, ports: u64::from_str_radix(ports, 16).ok()? })
     }
 }
 
@@ -178,8 +208,8 @@ pub struct PolicySlice {
     pub policy: PolicyName,
     /// Of the policy that owns it.
     pub uid: Box<str>,
-    /// Of that policy when this was made: what it says is read with the mode and ports that it was made for, or not at all.
-    pub shape: u64,
+    /// Of that policy when this was made; `None`: nobody knows, and nobody reads it.
+    pub shape: Option<Shape>,
     pub family: Family,
     /// By the name of the backend's port, which is the dialled port's.
     pub ports: Box<[SlicePort]>,

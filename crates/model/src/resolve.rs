@@ -12,7 +12,7 @@ use crate::row::*;
 use crate::rules::EmptyLocal;
 
 /// A dial comes to so many sets at most.
-const LINKS: usize = 3;
+pub const LINKS: usize = 3;
 
 #[derive(Clone, Debug)]
 pub struct Dial {

@@ -431,6 +431,25 @@ fn a_policy_that_has_no_room_leaves_its_service_to_serve() {
 }
 
 #[test]
+fn a_service_that_has_no_room_leaves_its_policy_to_serve() {
+    let sizes = Sizes { slots: 8, ..Sizes::for_services(64) };
+    let mut scene =
+        Scene { planner: Planner::new(Rules::for_node("n1")), tables: Tables::new(sizes), memory: Memory::new(sizes) };
+    scene.planner.apply(Fact::Service(dns()));
+    let nine = (1..10).map(|n| endpoint(&format!("10.244.2.{n}"), "n2")).collect();
+    scene.planner.apply(Fact::Slice(dns_slice(nine)));
+    scene.planner.apply(Fact::Policy(balance("out", on_service(), &["192.0.2.53"])));
+    let outcome = reconcile(&mut scene.tables, &mut scene.memory, &scene.planner.take(), false);
+    assert!(told(&outcome).contains(&("Service kube-system/dns".to_owned(), "tableFull")), "{outcome:?}");
+    assert_eq!(scene.dial(SERVICE), "192.0.2.53:9053");
+    // There is room again: what is below is found.
+    scene.planner.retry(&outcome);
+    scene.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")])));
+    scene.policy(balance("out", on_service(), &[]));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+}
+
+#[test]
 fn a_frontend_that_a_policy_takes_is_counted_as_its_services() {
     // Three: the address itself, and the port at it and at the load balancer.
     let sizes = |frontends| Sizes { frontends, ..Sizes::for_services(64) };
@@ -569,7 +588,7 @@ fn host_ports_and_entries_follow_the_nodes() {
         ..pods("host", on_service(), RedirectMode::NodeProxy)
     };
     scene.policy(proxy.clone());
-    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
+    assert_eq!(scene.dial(SERVICE), "172.18.0.9:8053", "by the host port, until it is published anew");
     scene.apply(Fact::PolicySlice(published(&proxy, vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.3.7", "n3")])));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
     let entry = [address("100.64.0.2"), address("fd00:64::2")].into();
@@ -675,7 +694,7 @@ fn slices_count_only_if_they_are_owned_by_this_policy() {
 
 /// What was published for another mode or other ports must not be read as if it were for these.
 #[test]
-fn slices_count_only_for_the_mode_and_ports_that_they_were_made_for() {
+fn slices_are_read_by_the_mode_and_ports_that_they_were_made_for() {
     let mut scene = Scene::new();
     let pod_ports = pods("api", on_service(), RedirectMode::PodEndpoint);
     let old = Fact::PolicySlice(published(&pod_ports, vec![endpoint("10.244.2.7", "n2")]));
@@ -692,16 +711,19 @@ fn slices_count_only_for_the_mode_and_ports_that_they_were_made_for() {
 
     let host = policy::Policy { generation: 3, ..pods("api", on_service(), RedirectMode::HostPort) };
     scene.policy(host.clone());
-    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "not the node's port 8053");
+    assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053", "those of before, as what they are: not the node's port 8053");
+    assert!(scene.state("api").waits);
     scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")])));
     assert_eq!(scene.dial(SERVICE), "172.18.0.3:8053");
 
     let mut moved = policy::Policy { generation: 4, ..pod_ports };
     let Target::Pods { ports, .. } = &mut moved.target else { panic!() };
     *ports = [number("", 9053)].into();
-    scene.policy(moved);
+    scene.policy(moved.clone());
     scene.apply(old);
-    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "of another port");
+    assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053", "the old port, until the new one is published");
+    scene.apply(Fact::PolicySlice(published(&moved, vec![])));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "nobody has it");
 }
 
 #[test]

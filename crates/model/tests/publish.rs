@@ -99,7 +99,7 @@ impl Reader {
             for endpoint in &slice.endpoints {
                 assert_eq!(endpoint.address.family(), slice.family);
                 all.push((
-                    format!("{} {} {}", slice.policy, slice.uid, slice.shape),
+                    format!("{} {} {:?}", slice.policy, slice.uid, slice.shape),
                     endpoint.clone(),
                     slice.ports.to_vec(),
                 ));
@@ -158,7 +158,7 @@ impl World {
                         node: pod.node.clone(),
                         hints: None,
                     };
-                    all.push((format!("{} {} {}", policy.name, policy.uid, policy.shape()), endpoint, ports.clone()));
+                    all.push((format!("{} {} {:?}", policy.name, policy.uid, policy.shape()), endpoint, ports.clone()));
                 }
             }
         }

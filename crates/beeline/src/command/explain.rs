@@ -15,7 +15,7 @@ use beeline_model::address::parse_ip;
 use beeline_model::bucket::Level;
 use beeline_model::event::{Action, Reason};
 use beeline_model::policy::Limit;
-use beeline_model::resolve::{Dial, Verdict, resolve, resolve_with};
+use beeline_model::resolve::{Dial, LINKS, Verdict, resolve, resolve_with};
 use beeline_model::row::{Kind, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
 use beeline_model::rules::EmptyLocal;
 use beeline_model::{Address, PortName, Protocol};
@@ -179,7 +179,8 @@ fn levels(live: &Live, verdict: &Verdict) -> anyhow::Result<BTreeMap<PolicyId, L
 fn order(live: &Live, verdict: &Verdict, dial: &Dial, levels: &BTreeMap<PolicyId, Level>) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut id = verdict.found.as_ref().map_or(SET_NONE, |found| found.set);
-    while let Some(set) = live.rows.sets.get(id) {
+    // Rows of a kernel that somebody else may have written to: never round in circles.
+    while let Some(set) = live.rows.sets.get(id).filter(|_| steps.len() < LINKS) {
         let limit = live.rows.buckets.get(&set.header.policy).copied().filter(|_| set.header.limited);
         let backends = live.rows.members(set).len();
         let level = levels.get(&set.header.policy).copied().unwrap_or_default();

@@ -168,24 +168,30 @@ impl Naive<'_> {
                 PortChoice::Number(port) => addresses.iter().filter(of_family).map(|a| (*a, port)).collect(),
                 PortChoice::Name(_) => Backends::new(),
             },
-            Target::Pods { mode, .. } => self.published(policy, *mode, pair, family),
+            Target::Pods { .. } => self.published(policy, pair, family),
         }
     }
 
-    fn published(&self, policy: &Policy, mode: RedirectMode, pair: &Pair, family: Family) -> Backends {
+    fn published(&self, policy: &Policy, pair: &Pair, family: Family) -> Backends {
         let mut found = Backends::new();
-        let ours = |s: &&PolicySlice| {
-            s.policy == policy.name && s.uid == policy.uid && s.shape == policy.shape() && s.family == family
+        let of_it = |s: &&PolicySlice| s.policy == policy.name && s.uid == policy.uid && s.shape.is_some();
+        let all: Vec<&PolicySlice> = self.facts.policy_slices.values().filter(of_it).collect();
+        // As the policy is now, else as it was when the first of them was made.
+        let is_new = all.iter().any(|slice| slice.shape == policy.shape());
+        let Some(shape) = (if is_new { policy.shape() } else { all.first().and_then(|slice| slice.shape) }) else {
+            return found;
         };
-        for slice in self.facts.policy_slices.values().filter(ours) {
-            let named = |name: &str| pair.alone || *name == *pair.dialled.name || *name == *pair.backend.name;
+        for slice in all.into_iter().filter(|s| s.shape == Some(shape) && s.family == family) {
+            let named = |name: &str| {
+                (pair.alone && slice.ports.len() == 1) || *name == *pair.dialled.name || *name == *pair.backend.name
+            };
             for port in slice.ports.iter().filter(|p| p.protocol == pair.backend.protocol && named(&p.name)) {
                 for endpoint in slice.endpoints.iter().filter(|e| e.ready) {
                     let node = endpoint.node.as_ref().and_then(|name| self.facts.nodes.get(name));
                     let own = endpoint.node.as_ref() == Some(&self.rules.node_name) && node.is_none();
                     let interface = self.rules.own_addresses.iter().copied().find(|a| own && a.family() == family);
                     let entry = node.and_then(|n| n.entry.iter().copied().find(|a| a.family() == family));
-                    let stand_in = match mode {
+                    let stand_in = match shape.mode {
                         RedirectMode::PodEndpoint => Some((endpoint.address, port.port)),
                         RedirectMode::HostPort => {
                             node.and_then(|n| super::primary_of(n, family)).or(interface).map(|a| (a, port.port))

@@ -9,7 +9,7 @@ use super::{Convert, Converted, Report, SERVICE_NAME, Unserved, address, entry, 
 use crate::policy::{API_VERSION, GROUP, MAX_NAME};
 use beeline_model::Family;
 use beeline_model::fact::{self, SlicePort};
-use beeline_model::policy::{PolicyKind, PolicyName, PolicySlice};
+use beeline_model::policy::{PolicyKind, PolicyName, PolicySlice, Shape};
 use beeline_model::publish::{NodeAddress, NodeEndpoint, NodeSlice};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -138,9 +138,8 @@ fn owner(object: &EndpointSlice) -> Option<&OwnerReference> {
     object.metadata.owner_references.iter().flatten().find(ours)
 }
 
-/// 0, which no policy has, where it is not told or is no shape: nobody reads such a slice.
-fn shape(object: &EndpointSlice) -> u64 {
-    entry(&object.metadata.annotations, SHAPE).and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0)
+fn shape(object: &EndpointSlice) -> Option<Shape> {
+    entry(&object.metadata.annotations, SHAPE).and_then(Shape::from_text)
 }
 
 fn word(kind: NodeAddress) -> &'static str {
@@ -166,7 +165,7 @@ pub fn policy_slice_object(slice: &PolicySlice) -> EndpointSlice {
             name: Some(slice.name.name.to_string()),
             namespace: Some(slice.name.namespace.to_string()),
             labels: Some([(POLICY.into(), slice.policy.name.to_string()), managed()].into()),
-            annotations: Some([(SHAPE.into(), format!("{:016x}", slice.shape))].into()),
+            annotations: slice.shape.map(|shape| [(SHAPE.into(), shape.to_string())].into()),
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
@@ -235,6 +234,7 @@ mod tests {
     use super::*;
     use crate::Claim;
     use beeline_model::fact::SliceName;
+    use beeline_model::policy::RedirectMode;
     use beeline_model::{Address, Protocol};
 
     fn convert() -> Convert {
@@ -264,7 +264,7 @@ mod tests {
             name: SliceName { cluster: "local".into(), namespace: "shop".into(), name: "api-1a2b-0".into() },
             policy,
             uid: "1a2b".into(),
-            shape: 0x0123_4567_89ab_cdef,
+            shape: Some(Shape { mode: RedirectMode::HostPort, ports: 0x0123_4567_89ab_cdef }),
             family: Family::V4,
             ports: [SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }].into(),
             endpoints: [endpoint("10.0.0.1"), endpoint("10.0.0.2")].into(),
@@ -286,12 +286,12 @@ mod tests {
         said.policy.name = "api.v2".into();
         let mut object = policy_slice_object(&said);
         assert_eq!(convert().policy_slice(&object).fact, Ok(said.clone()));
-        for odd in ["", "x", "-1", "10123456789abcdef"] {
+        for odd in ["", "x", "-1", "podEndpoint", "podendpoint-1", "hostPort-x", "hostPort-10123456789abcdef"] {
             object.metadata.annotations = Some([(SHAPE.into(), odd.into())].into());
-            assert_eq!(convert().policy_slice(&object).fact.unwrap().shape, 0, "{odd}");
+            assert_eq!(convert().policy_slice(&object).fact.unwrap().shape, None, "{odd}");
         }
         object.metadata.annotations = None;
-        assert_eq!(convert().policy_slice(&object).fact.unwrap().shape, 0);
+        assert_eq!(convert().policy_slice(&object).fact.unwrap().shape, None);
     }
 
     #[test]

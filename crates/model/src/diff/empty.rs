@@ -3,6 +3,7 @@
 //! forgotten) what is below them.
 
 use super::Work;
+use super::link::still_selected;
 use super::policy::rank;
 use crate::hash::HashSet;
 use crate::name::OwnerName;
@@ -34,8 +35,9 @@ impl<M: Maps> Work<'_, M> {
         let (mut due, later): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, id)| is_due(self, name, *id));
         self.empties = later;
         due.sort_by_key(|(name, _)| std::cmp::Reverse(rank(name)));
+        let passed = self.passed_by_selected();
         for (name, id) in due {
-            match self.needed_above(&name, id) {
+            match self.needed_above(&name, id, &passed) {
                 Some(error) => _ = self.outcome.failed.entry(name).or_insert(error),
                 None => self.empty_set(id).unwrap_or_else(|error| self.fail(&name, error)),
             }
@@ -43,12 +45,11 @@ impl<M: Maps> Work<'_, M> {
     }
 
     /// Whoever should serve in its place from above is not there yet.
-    fn needed_above(&self, name: &OwnerName, id: SetId) -> Option<MapError> {
+    fn needed_above(&self, name: &OwnerName, id: SetId, passed: &HashSet<SetId>) -> Option<MapError> {
         if rank(name) == 2 {
             return None;
         }
-        let known = self.still_selected().filter(|_| self.tables.links.contains(id));
-        known.or_else(|| self.failed_above(id).cloned())
+        still_selected(passed, id).or_else(|| self.failed_above(id).cloned())
     }
 
     fn empty_set(&mut self, id: SetId) -> Result<(), MapError> {

@@ -1,6 +1,7 @@
 //! Links: what a policy's set leads on to, and whether somebody is there.
 
 use super::Work;
+use crate::hash::HashSet;
 use crate::name::OwnerName;
 use crate::op::{MapError, Maps, Op};
 use crate::plan::{ServicePlan, SetPlan};
@@ -18,9 +19,16 @@ impl<M: Maps> Work<'_, M> {
             let missing = || MapError::Failed(format!("{name}, the set below {}, is missing", plan.name));
             match (self.tables.held.services.get(&name.owner.service), self.next_of.get(name)) {
                 (Some(MapError::Full(_)), Some(next)) => name = next,
+                // The Service itself has no room: that is no reason not to serve by the policy.
+                (Some(MapError::Full(_)), None) => return Ok(SET_NONE),
                 (error, _) => return Err(error.cloned().unwrap_or_else(missing)),
             }
         }
+    }
+
+    pub(super) fn no_room_below(&self, plan: &SetPlan, next: SetId) -> Option<MapError> {
+        let below = plan.next.as_ref().filter(|_| next == SET_NONE)?;
+        self.tables.held.services.get(&below.owner.service).cloned()
     }
 
     /// Before pods become known as selected and look below: a link to where somebody is can only help. One to where
@@ -46,9 +54,10 @@ impl<M: Maps> Work<'_, M> {
 
     /// After pods that are selected no more are forgotten: until then they come to what is below.
     pub(super) fn change_links(&mut self) {
+        let passed = self.passed_by_selected();
         for (name, id, next) in std::mem::take(&mut self.links) {
             let Some(old) = self.tables.rows.sets.get(id).map(|row| row.header) else { continue };
-            let waits = self.still_selected().or_else(|| self.failed_below(next).cloned());
+            let waits = still_selected(&passed, id).or_else(|| self.failed_below(next).cloned());
             let result = waits.map_or_else(|| self.change_header(id, old, Header { next, ..old }), Err);
             if let Err(error) = result {
                 self.hold_link(&name, next);
@@ -67,9 +76,14 @@ impl<M: Maps> Work<'_, M> {
         self.links.iter().any(|(_, _, next)| *next == set)
     }
 
-    pub(super) fn still_selected(&self) -> Option<MapError> {
-        let any = !self.tables.touched.selected.is_empty();
-        any.then(|| MapError::Failed("a pod is still known as selected".into()))
+    /// Sets that a pod comes to, or past, which its policy selects no more and which is not forgotten yet.
+    pub(super) fn passed_by_selected(&self) -> HashSet<SetId> {
+        let policies: HashSet<PolicyId> = self.tables.touched.selected.iter().map(|(policy, _)| *policy).collect();
+        if policies.is_empty() {
+            return HashSet::default();
+        }
+        let theirs = self.tables.rows.sets.iter().filter(|(_, row)| policies.contains(&row.header.policy));
+        theirs.flat_map(|(id, _)| self.chain(id).map(|(id, _)| id)).collect()
     }
 
     /// This set and those below it.
@@ -104,4 +118,8 @@ impl<M: Maps> Work<'_, M> {
     pub(super) fn failed(&self, name: &OwnerName) -> Option<&MapError> {
         self.tables.held.services.get(name).filter(|error| matches!(error, MapError::Failed(_)))
     }
+}
+
+pub(super) fn still_selected(passed: &HashSet<SetId>, set: SetId) -> Option<MapError> {
+    passed.contains(&set).then(|| MapError::Failed("a pod is still known as selected".into()))
 }

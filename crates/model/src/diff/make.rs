@@ -135,8 +135,13 @@ impl<M: Maps> Work<'_, M> {
             wanted.push(self.backend(owner, backend, role_of(&plan.name.role))?);
         }
         let asks = plan.policy.filter(SetPolicy::asks).unwrap_or_default();
+        let next = self.set_below(plan)?;
+        if let Some(error) = self.no_room_below(plan, next) {
+            // To be linked when there is.
+            self.fail(service, error);
+        }
         let header = Header {
-            next: self.set_below(plan)?,
+            next,
             affinity: plan.affinity,
             policy: if asks.asks() {
                 self.tables.policies.get(service).copied().unwrap_or(NO_POLICY)

@@ -6,7 +6,7 @@ use super::policy::Ground;
 use crate::address::{Address, Family};
 use crate::fact::{ContainerPort, Endpoint, Node, Pod, PodName, Refusal};
 use crate::name::Name;
-use crate::policy::{Policy, PolicySlice, PortChoice, RedirectMode, Target};
+use crate::policy::{Policy, PolicySlice, PortChoice, RedirectMode, Shape, Target};
 use crate::selector::Selector;
 use std::collections::BTreeMap;
 
@@ -23,11 +23,11 @@ pub(super) fn backends(
 ) -> Vec<BackendPlan> {
     let mut found = match &policy.target {
         Target::LocalPods { selector, .. } => local_pods(policy, selector, ground, pair, family, refusals),
-        Target::Pods { mode, .. } => Published { policy, ground, pair, family, mode: *mode }.backends(refusals),
+        Target::Pods { .. } => published(policy, ground, pair, family, refusals),
         Target::Addresses { addresses, .. } => fixed(addresses, pair, family),
     };
     found.sort();
-    if matches!(policy.target, Target::Pods { mode: RedirectMode::NodeProxy, .. }) {
+    if shape_of(ground.slices, policy).is_some_and(|shape| shape.mode == RedirectMode::NodeProxy) {
         weigh(found)
     } else {
         found.dedup();
@@ -111,19 +111,38 @@ struct Published<'a> {
     ground: &'a Ground<'a>,
     pair: &'a Pair,
     family: Family,
-    mode: RedirectMode,
+    shape: Shape,
 }
 
-/// Whether a slice is of this policy, not of one that had its name before, nor of what it was before its mode or ports
-/// changed: a pod's port under another mode would be a host's port that nobody meant.
-pub(crate) fn counts(slice: &PolicySlice, policy: &Policy, shape: u64) -> bool {
-    slice.uid == policy.uid && slice.shape == shape
+/// The shape of the slices that are read. After a change of mode or ports those of before serve until the first new one is
+/// there, each read by what it was made for: a pod's port under another mode would be a host's port that nobody meant.
+pub(crate) fn shape_of(slices: &[PolicySlice], policy: &Policy) -> Option<Shape> {
+    let wanted = policy.shape()?;
+    let mut shapes = slices.iter().filter(|slice| slice.uid == policy.uid).filter_map(|slice| slice.shape);
+    let first = shapes.clone().next()?;
+    Some(if shapes.any(|shape| shape == wanted) { wanted } else { first })
+}
+
+fn published(
+    policy: &Policy,
+    ground: &Ground<'_>,
+    pair: &Pair,
+    family: Family,
+    refusals: &mut Vec<Refusal>,
+) -> Vec<BackendPlan> {
+    let shape = shape_of(ground.slices, policy);
+    shape.map_or_else(Vec::new, |shape| Published { policy, ground, pair, family, shape }.backends(refusals))
 }
 
 impl Published<'_> {
+    /// Of this policy, not of one that had its name before.
+    fn counts(&self, slice: &PolicySlice) -> bool {
+        slice.uid == self.policy.uid && slice.shape == Some(self.shape) && slice.family == self.family
+    }
+
     fn backends(&self, refusals: &mut Vec<Refusal>) -> Vec<BackendPlan> {
-        let (mut found, shape) = (Vec::new(), self.policy.shape());
-        for slice in self.ground.slices.iter().filter(|s| s.family == self.family && counts(s, self.policy, shape)) {
+        let mut found = Vec::new();
+        for slice in self.ground.slices.iter().filter(|slice| self.counts(slice)) {
             for port in self.ports(slice) {
                 for endpoint in slice.endpoints.iter().filter(|e| e.ready) {
                     match self.stand_in(endpoint, port) {
@@ -138,13 +157,14 @@ impl Published<'_> {
 
     fn ports(&self, slice: &PolicySlice) -> Vec<u16> {
         let Pair { dialled, backend, single } = self.pair;
-        let named = |name: &Name| *single || *name == dialled.name || *name == backend.name;
+        let alone = *single && slice.ports.len() == 1;
+        let named = |name: &Name| alone || *name == dialled.name || *name == backend.name;
         slice.ports.iter().filter(|p| p.protocol == backend.protocol && named(&p.name)).map(|p| p.port).collect()
     }
 
     /// What is dialled instead of the pod.
     fn stand_in(&self, endpoint: &Endpoint, port: u16) -> Result<BackendPlan, Refusal> {
-        let (address, port) = match self.mode {
+        let (address, port) = match self.shape.mode {
             RedirectMode::PodEndpoint => (endpoint.address, port),
             RedirectMode::HostPort => (self.node_address(endpoint)?, port),
             RedirectMode::NodeProxy => (self.entry(endpoint)?, self.pair.dialled.port),

@@ -159,11 +159,9 @@ impl Register {
 
     /// The nodes whose addresses stand in for this policy's pods.
     fn follow_nodes_of(&mut self, owner: &OwnerName) {
-        let by_node = |policy: &&Policy| {
-            matches!(policy.target, Target::Pods { mode: RedirectMode::HostPort | RedirectMode::NodeProxy, .. })
-        };
-        let slices = self.policies.get(owner).filter(by_node).and_then(|_| self.slices.get(owner));
-        let endpoints = slices.into_iter().flatten().flat_map(|slice| slice.endpoints.iter());
+        let by_node = |slice: &&PolicySlice| slice.shape.is_some_and(|shape| shape.mode != RedirectMode::PodEndpoint);
+        let slices = self.policies.get(owner).and_then(|_| self.slices.get(owner));
+        let endpoints = slices.into_iter().flatten().filter(by_node).flat_map(|slice| slice.endpoints.iter());
         let now: BTreeSet<Name> = endpoints.filter_map(|endpoint| endpoint.node.clone()).collect();
         let before = match now.is_empty() {
             true => self.nodes_of.remove(owner),

@@ -7,9 +7,9 @@ use crate::claim::Claim;
 use crate::fact::{Pod, Refusal};
 use crate::name::OwnerName;
 use crate::plan::policy::{Standing, objection, plan_policy, standing};
-use crate::plan::target::counts;
+use crate::plan::target::shape_of;
 use crate::plan::{ServicePlan, SetPlan};
-use crate::policy::{Matcher, Policy, PolicyName, Target};
+use crate::policy::{Matcher, Policy, PolicyName};
 use crate::row::{FrontendKey, Kind};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ pub struct PolicyState {
     /// Why it is not accepted; then it claims nothing.
     pub refused: Option<Refusal>,
     pub standing: Standing,
-    /// A controller is to publish its pods, and nothing of this very policy has been seen.
+    /// A controller is to publish its pods, and nothing of this very policy, as it is now, has been seen.
     pub waits: bool,
     pub frontends: Vec<FrontendState>,
     /// Addresses that a dial may become, each once.
@@ -135,9 +135,8 @@ impl Planner {
     }
 
     fn waits(&self, owner: &OwnerName, policy: &Policy) -> bool {
-        let shape = policy.shape();
-        let seen = || self.register.slices_of(owner).iter().any(|slice| counts(slice, policy, shape));
-        !self.publishes && matches!(policy.target, Target::Pods { .. }) && !seen()
+        let seen = shape_of(self.register.slices_of(owner), policy);
+        !self.publishes && policy.shape().is_some() && seen != policy.shape()
     }
 
     fn without_cgroup(&self, policy: &Policy) -> Vec<String> {

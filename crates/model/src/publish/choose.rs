@@ -2,7 +2,7 @@
 
 use crate::address::{Address, Family};
 use crate::fact::{ContainerPort, Endpoint, Pod, SlicePort};
-use crate::policy::{BackendPort, Matcher, Policy, PortChoice, RedirectMode, Target};
+use crate::policy::{BackendPort, Matcher, Policy, PortChoice, RedirectMode, Shape, Target};
 
 /// Why a pod that is selected and ready is not published.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct LeftOut {
 pub struct Group {
     pub family: Family,
     /// Of the policy: with another one, everything is published anew.
-    pub shape: u64,
+    pub shape: Option<Shape>,
     pub ports: Box<[SlicePort]>,
 }
 

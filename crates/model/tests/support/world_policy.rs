@@ -215,12 +215,13 @@ impl World {
         }
         let policy = PolicyName { kind: PolicyKind::Balancing, ..self.policy_name() };
         // Mostly made for the policy as it is now.
-        let made_for = self.facts.policies.get(&policy).map_or(0, policy::Policy::shape);
+        let made_for = self.facts.policies.get(&policy).and_then(policy::Policy::shape);
+        let earlier = Shape { mode: self.pick(&RedirectMode::ALL), ports: 7 };
         PolicySlice {
             name: self.policy_slice_name(),
             policy,
             uid: self.pick(&UIDS).into(),
-            shape: if self.one_in(8) { 7 } else { made_for },
+            shape: if self.one_in(4) { Some(earlier) } else { made_for },
             family,
             ports: ports.into(),
             endpoints: (0..count).map(|_| self.endpoint(family, count)).collect(),
