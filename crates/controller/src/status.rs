@@ -10,7 +10,7 @@ use crate::publish::longest;
 use crate::queue::{Lane, Queue};
 use crate::world::World;
 use beeline_cluster::policy::{ACCEPTED, NodeCount, PROGRAMMED, PolicyStatus};
-use beeline_model::policy::{Policy, PolicyKind, PolicyName, RedirectMode, Target};
+use beeline_model::policy::{Policy, PolicyKind, PolicyName, Target};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

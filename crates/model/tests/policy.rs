@@ -632,6 +632,34 @@ fn a_policy_that_could_not_be_listed_yet_keeps_what_it_holds() {
     assert_eq!(after.dial(SERVICE), "10.244.2.6:53");
 }
 
+/// One kind could be listed, the other not.
+#[test]
+fn a_policy_that_could_not_be_listed_yet_keeps_its_place_in_the_order() {
+    let local = || pod("a", "10.244.1.5");
+    let start = |listed: policy::Policy| {
+        let mut before = Scene::new();
+        before.policy(balance("out", on_service(), &["192.0.2.53"]));
+        before.pod(local());
+        before.cgroup(&local().uid, Some(7));
+        before.policy(redirect("cache", on_service()));
+        assert_eq!(before.dial(SERVICE), "10.244.1.5:5353");
+        let mut after = Scene { planner: Planner::new(Rules::for_node("n1")), ..before };
+        after.tables = Tables::restore(after.memory.dump().unwrap(), after.memory.sizes);
+        after.tables.unlisted.insert(LOCAL_CLUSTER.into());
+        after.planner.apply(Fact::Service(dns()));
+        after.planner.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")])));
+        after.planner.apply(Fact::Pod(local()));
+        after.planner.set_cgroup(&local().uid, Some(7));
+        after.policy(listed);
+        after
+    };
+    assert_eq!(start(balance("out", on_service(), &["192.0.2.53"])).dial(SERVICE), "10.244.1.5:5353");
+    let mut after = start(redirect("cache", on_service()));
+    assert_eq!(after.dial(SERVICE), "10.244.1.5:5353");
+    after.apply(Fact::PodGone(local().name));
+    assert_eq!(after.dial(SERVICE), "192.0.2.53:9053", "what is below the redirect is still the policy");
+}
+
 #[test]
 fn nobody_waits_for_a_controller_that_is_not_there() {
     let mut scene = Scene::new();

@@ -1,6 +1,7 @@
 //! Links: what a policy's set leads on to, and whether somebody is there.
 
 use super::Work;
+use super::policy::rank;
 use crate::hash::HashSet;
 use crate::name::OwnerName;
 use crate::op::{MapError, Maps, Op};
@@ -26,6 +27,18 @@ impl<M: Maps> Work<'_, M> {
         }
     }
 
+    /// A set of a policy that nobody could list yet, and that goes before who would take its place.
+    pub(super) fn is_unlisted_above(&self, set: SetId, newcomer: u8) -> bool {
+        let owner = || Some(self.tables.port_name(self.tables.owner_of(set)?)?.service);
+        !self.tables.unlisted.is_empty()
+            && owner().is_some_and(|name| rank(&name) > newcomer && self.tables.unlisted.contains(name.cluster()))
+    }
+
+    fn keeps_link(&self, old: SetId, new: SetId) -> bool {
+        let owner = || Some(self.tables.port_name(self.tables.owner_of(new)?)?.service);
+        self.is_unlisted_above(old, owner().map_or(0, |name| rank(&name)))
+    }
+
     pub(super) fn no_room_below(&self, plan: &SetPlan, next: SetId) -> Option<MapError> {
         let below = plan.next.as_ref().filter(|_| next == SET_NONE)?;
         self.tables.held.services.get(&below.owner.service).cloned()
@@ -37,7 +50,7 @@ impl<M: Maps> Work<'_, M> {
         for set in plan.sets.iter().filter(|set| set.next.is_some()) {
             let Some(id) = self.tables.sets.get(&set.name).copied() else { continue };
             let (header, next) = (self.tables.rows.sets[id].header, self.set_below(set)?);
-            if header.next != next && self.leads_to_any(next) {
+            if header.next != next && !self.keeps_link(header.next, next) && self.leads_to_any(next) {
                 self.write(Op::Header(id, Header { next, ..header }))?;
             }
         }
@@ -46,7 +59,7 @@ impl<M: Maps> Work<'_, M> {
 
     pub(super) fn change_policy_header(&mut self, name: &OwnerName, id: SetId, new: Header) -> Result<(), MapError> {
         let old = self.tables.rows.sets[id].header;
-        if old.next != new.next {
+        if old.next != new.next && !self.keeps_link(old.next, new.next) {
             self.links.push((name.clone(), id, new.next));
         }
         self.change_header(id, old, Header { next: old.next, ..new })

@@ -52,13 +52,10 @@ impl<M: Maps> Work<'_, M> {
         self.write_many(puts);
     }
 
-    /// Held by a policy that is not known yet, as it may be right after a start: its Service waits until it is.
+    /// Held by a policy that is not known yet, as it may be right after a start: whoever comes after it waits until it is.
     fn is_unlisted(&self, key: &FrontendKey, winner: &Claim) -> bool {
-        if self.tables.unlisted.is_empty() || rank(&winner.service) > 0 {
-            return false;
-        }
-        let holder = || self.tables.port_name(self.tables.owner_of(self.tables.rows.frontends.get(key)?.set)?);
-        holder().is_some_and(|port| rank(&port.service) > 0 && self.tables.unlisted.contains(port.service.cluster()))
+        let holder = self.tables.rows.frontends.get(key).filter(|_| !self.tables.unlisted.is_empty());
+        holder.is_some_and(|row| self.is_unlisted_above(row.set, rank(&winner.service)))
     }
 
     /// A policy that has no room must not take down who is below it: the first whose set could be made.
