@@ -149,3 +149,17 @@ fn a_part_that_fails_or_does_not_run_is_no_success() {
     let (well, line) = closing_line("true", "true");
     assert!(!well && line.contains("not run: part host"), "no result at all is no success: {line}");
 }
+
+/// Whoever reads the docs of policies tries these first.
+#[test]
+fn the_examples_of_policies_are_what_the_docs_say() {
+    let plan = |node: &str| {
+        let mut plan = std::process::Command::new(env!("CARGO_BIN_EXE_beeline"));
+        let output = plan.args(["plan", "--manifests", "examples/policies", "--node-name", node]).current_dir(root());
+        String::from_utf8(output.output().unwrap().stdout).unwrap()
+    };
+    let (with_cache, without) = (plan("node-1"), plan("node-2"));
+    assert!(with_cache.contains("10.96.0.10:53/UDP      10.244.1.3:53, then kube-system/kube-dns"), "{with_cache}");
+    assert!(without.contains("10.96.0.10:53/UDP      none, then kube-system/kube-dns"), "{without}");
+    assert!(with_cache.contains("169.254.0.90:5432/TCP  192.0.2.5:5432 192.0.2.6:5432"), "{with_cache}");
+}
