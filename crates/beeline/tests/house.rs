@@ -160,6 +160,6 @@ fn the_examples_of_policies_are_what_the_docs_say() {
     };
     let (with_cache, without) = (plan("node-1"), plan("node-2"));
     assert!(with_cache.contains("10.96.0.10:53/UDP      10.244.1.3:53, then kube-system/kube-dns"), "{with_cache}");
-    assert!(without.contains("10.96.0.10:53/UDP      none, then kube-system/kube-dns"), "{without}");
+    assert!(without.contains("10.96.0.10:53/UDP      none (next), then kube-system/kube-dns"), "{without}");
     assert!(with_cache.contains("169.254.0.90:5432/TCP  192.0.2.5:5432 192.0.2.6:5432"), "{with_cache}");
 }
