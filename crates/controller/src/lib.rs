@@ -6,6 +6,7 @@
 mod admission;
 mod census;
 mod certificate;
+mod claim;
 mod health;
 mod judge;
 mod keep;
@@ -18,6 +19,7 @@ mod report;
 mod right;
 mod run;
 mod said;
+mod seat;
 mod settings;
 mod spot;
 mod status;
