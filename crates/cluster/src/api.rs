@@ -1,6 +1,7 @@
 //! A Kubernetes API server as a source of facts: one follower a kind, and one task that owns the book and turns what
 //! they say into batches. Objects are reduced while they are read and converted page by page; none is kept.
 
+mod absence;
 mod access;
 mod allowance;
 mod assembly;
@@ -35,7 +36,7 @@ use news::News;
 pub use once::LoadError;
 pub use report::{REPORT, Reports, read_report, report_name};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 pub use taint::STARTUP_TAINT;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{Notify, watch};
@@ -204,9 +205,9 @@ async fn keep(
     batches: &Sender<Batch>,
 ) {
     while let Some(first) = heard.recv().await {
-        book.take(first);
+        book.take(first, Instant::now());
         while let Ok(more) = heard.try_recv() {
-            book.take(more);
+            book.take(more, Instant::now());
         }
         for notice in book.notices.drain(..) {
             // More than can be posted: the log has them.

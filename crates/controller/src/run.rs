@@ -116,7 +116,7 @@ fn take_batch(world: &Mutex<World>, batch: Batch) {
             None => tracing::info!("the cluster can be read"),
         }
     }
-    world.take(batch.facts, batch.synced, batch.synced && batch.error.is_none());
+    world.take(batch.facts, batch.synced, batch.whole && batch.error.is_none());
     world.error = batch.error;
 }
 

@@ -20,12 +20,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 /// What is not needed is waited for no longer than this many failures, about three seconds.
 const FAILURES: u32 = 5;
-/// That we may not read a kind is sure once it was said this often after each other: a token may just have been replaced.
-const DENIALS: u32 = 2;
+/// That we may not read a kind, or that it is not there, is sure once nothing else was said for this long: a token may
+/// just have been replaced, a server may just have started. Whoever believes it too soon removes every policy.
+const DOUBT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 struct Shelf {
@@ -39,19 +40,21 @@ struct Shelf {
     since: Option<SystemTime>,
     /// Since Services and slices were there.
     failures: u32,
-    /// So often after each other we were told that we may not read it.
-    denials: u32,
+    /// Since when, with Services and slices there, nothing else was said than that it is not for us.
+    missing: Option<Instant>,
+    /// And it was said long enough.
+    sure: bool,
 }
 
 impl Shelf {
     /// Listed, or not to be had now.
     fn is_settled(&self) -> bool {
-        self.listed || self.denials > 0 || self.failures >= FAILURES
+        self.listed || self.missing.is_some() || self.failures >= FAILURES
     }
 
     /// Nothing of it is there that we do not know of, or nothing that we may know.
     fn is_whole(&self) -> bool {
-        self.listed || self.denials >= DENIALS
+        self.listed || self.sure
     }
 }
 
@@ -106,7 +109,7 @@ impl Book {
         &mut self.shelves[kind as usize]
     }
 
-    pub(crate) fn take(&mut self, news: News) {
+    pub(crate) fn take(&mut self, news: News, now: Instant) {
         match news {
             News::Begin(kind) => self.shelf(kind).seen = Some(HashSet::new()),
             News::Listed(objects) => objects.into_iter().for_each(|object| self.put(object)),
@@ -120,21 +123,35 @@ impl Book {
             }
             News::Gone(object) => self.remove(&object),
             News::Well(kind) => self.recover(kind),
-            News::Failed { kind, why, denied } => self.fail(kind, why, denied),
+            News::Failed { kind, why, denied } => self.fail(kind, why, denied.then_some(now)),
+            News::Absent(kind) => self.miss(kind, now),
         }
     }
 
-    fn fail(&mut self, kind: Kind, why: String, denied: bool) {
+    fn fail(&mut self, kind: Kind, why: String, denied: Option<Instant>) {
         let shelf = self.shelf(kind);
         shelf.since.get_or_insert_with(SystemTime::now);
         shelf.error = Some(why);
         shelf.failures += 1;
-        shelf.denials = if denied { shelf.denials + 1 } else { 0 };
+        match denied {
+            Some(now) => self.miss(kind, now),
+            None => (shelf.missing, shelf.sure) = (None, false),
+        }
+    }
+
+    /// It is not for us, says the server. While it does not even tell Services, that says nothing.
+    fn miss(&mut self, kind: Kind, now: Instant) {
+        if self.has_base() {
+            let shelf = self.shelf(kind);
+            let since = *shelf.missing.get_or_insert(now);
+            shelf.sure |= now.saturating_duration_since(since) >= DOUBT;
+        }
     }
 
     fn recover(&mut self, kind: Kind) {
         let shelf = self.shelf(kind);
-        (shelf.error, shelf.since, shelf.failures, shelf.denials) = (None, None, 0, 0);
+        (shelf.error, shelf.since, shelf.failures) = (None, None, 0);
+        (shelf.missing, shelf.sure) = (None, false);
     }
 
     fn put(&mut self, object: Object) {
@@ -188,8 +205,16 @@ impl Book {
         let created = meta.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second());
         match self.twins.claim(name, &pod.uid, created) {
             Turn::Ours => {}
-            Turn::Younger => said.fact = Err(Unserved::Refused),
-            Turn::Taken(younger) => self.forget(&Identity::Pod(younger.into())),
+            Turn::Younger(holder) => {
+                said.fact = Err(Unserved::Refused);
+                said.refusals.push(same_cgroup(name, &holder));
+            }
+            Turn::Taken(younger) => {
+                let refusal = same_cgroup(&younger, name);
+                let id = Identity::Pod(younger.into());
+                self.forget(&id);
+                self.refused.set(&id, vec![refusal]);
+            }
         }
         said
     }
@@ -328,7 +353,7 @@ impl Book {
         self.shelf(kind).listed = true;
         if !before && self.has_base() {
             // Who failed while the server was away gets its chances from now on.
-            self.shelves.iter_mut().for_each(|shelf| shelf.failures = 0);
+            self.shelves.iter_mut().for_each(|shelf| (shelf.failures, shelf.missing) = (0, None));
         }
         let shelf = self.shelf(kind);
         let Some(seen) = shelf.seen.take() else { return };
@@ -388,6 +413,15 @@ fn slice_identities(name: &Arc<SliceName>) -> [(Purpose, Identity); 3] {
     ]
 }
 
+fn same_cgroup(younger: &PodName, older: &PodName) -> Refusal {
+    let show = |name: &PodName| format!("{}/{}", name.namespace, name.name);
+    let message = format!(
+        "it claims the cgroup of the static pod {}, which is older, and is left out; delete one of the two",
+        show(older)
+    );
+    Refusal { subject: format!("Pod {}", show(younger)), reason: "sameCgroup", message }
+}
+
 fn kind_of(id: &Identity) -> Kind {
     match id {
         Identity::Service(_) => Kind::Service,
@@ -425,7 +459,11 @@ mod tests {
     }
 
     fn tell(book: &mut Book, news: impl IntoIterator<Item = News>) -> Batch {
-        news.into_iter().for_each(|news| book.take(news));
+        tell_at(book, Instant::now(), news)
+    }
+
+    fn tell_at(book: &mut Book, now: Instant, news: impl IntoIterator<Item = News>) -> Batch {
+        news.into_iter().for_each(|news| book.take(news, now));
         book.batch("https://192.0.2.1".into()).unwrap_or_default()
     }
 
@@ -453,7 +491,7 @@ mod tests {
     fn policies_that_cannot_be_had_hold_nothing_up() {
         let mut book = base();
         // While Services cannot be had either, the server is away: that says nothing of policies.
-        (0..9).for_each(|_| book.take(failed(Kind::Balancing, false)));
+        (0..9).for_each(|_| book.take(failed(Kind::Balancing, false), Instant::now()));
         assert!(!tell(&mut book, [News::Done(Kind::LocalRedirect), News::Done(Kind::EndpointSlice)]).synced);
         assert!(!tell(&mut book, (1..FAILURES).map(|_| failed(Kind::Balancing, false))).synced);
         let batch = tell(&mut book, [failed(Kind::Balancing, false)]);
@@ -463,16 +501,31 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_that_is_denied_is_waited_for_once_more() {
-        let mut book = base();
+    fn a_kind_that_is_denied_is_believed_late() {
+        let (mut book, start, second) = (base(), Instant::now(), Duration::from_secs(1));
         tell(&mut book, [Kind::LocalRedirect, Kind::EndpointSlice].map(News::Done));
-        let batch = tell(&mut book, [failed(Kind::Balancing, true)]);
-        assert!(batch.synced && !batch.whole);
-        assert!(
-            !tell(&mut book, [failed(Kind::Balancing, false), failed(Kind::Balancing, true)]).whole,
-            "not in a row"
-        );
-        assert!(tell(&mut book, [failed(Kind::Balancing, true)]).whole);
+        let mut said = |at: u32, denied: bool| {
+            let batch = tell_at(&mut book, start + at * second, [failed(Kind::Balancing, denied)]);
+            (batch.synced, batch.whole)
+        };
+        assert_eq!([said(0, true), said(1, true), said(29, true)], [(true, false); 3], "a moment is no proof");
+        assert_eq!([said(30, false), said(31, true), said(60, true)].map(|said| said.1), [false; 3], "not in a row");
+        assert_eq!(said(61, true), (true, true));
+    }
+
+    #[test]
+    fn what_is_denied_or_absent_before_services_are_there_says_nothing() {
+        for news in [|kind| failed(kind, true), News::Absent] {
+            let (mut book, start, second) = (book(), Instant::now(), Duration::from_secs(1));
+            let policies = [Kind::LocalRedirect, Kind::Balancing];
+            (0..60).for_each(|at| drop(tell_at(&mut book, start + at * second, policies.map(news))));
+            let rest = [Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::Pod].map(News::Done);
+            let batch = tell_at(&mut book, start + 61 * second, rest);
+            assert!(!batch.synced && !batch.whole, "the server was away: they get their chance now");
+            let batch = tell_at(&mut book, start + 62 * second, policies.map(news));
+            assert!(batch.synced && !batch.whole, "Services are served, and rows of policies stay");
+            assert!(tell_at(&mut book, start + 92 * second, policies.map(news)).whole);
+        }
     }
 
     fn policy(uid: &str, generation: i64) -> Object {
@@ -584,13 +637,16 @@ mod tests {
         assert_eq!(told(mirror("young", "2026-01-02T00:00:00Z")), "+young");
         assert_eq!(told(mirror("old", "2026-01-01T00:00:00Z")), "-young +old");
         assert_eq!(told(mirror("young", "2026-01-02T00:00:00Z")), "");
+        let said = book.refused.all();
+        let said: Vec<_> = said.iter().map(|refusal| (refusal.subject.as_str(), refusal.reason)).collect();
+        assert_eq!(said, [("Pod default/young", "sameCgroup")]);
     }
 
     #[test]
     fn says_nothing_if_nothing_changed() {
         let mut book = book();
         assert!(book.batch("s".into()).is_some(), "the first time");
-        book.take(News::Begin(Kind::Service));
+        book.take(News::Begin(Kind::Service), Instant::now());
         assert!(book.batch("s".into()).is_none());
     }
 }

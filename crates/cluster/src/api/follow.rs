@@ -4,6 +4,7 @@
 //! Written out here, and not taken from kube's runtime, because that one waits five minutes for a silent server, and
 //! asks for ever for a version that the server does not know (one from before an etcd restore).
 
+use super::absence::{self, Absence};
 use super::door::Door;
 use super::lean::{Lean, Page};
 use super::news::{Followed, News};
@@ -27,10 +28,6 @@ const SHORT: Duration = Duration::from_secs(1);
 /// So often a server may refuse to go on from where we were, before everything is listed anew.
 const REFUSALS: u32 = 3;
 
-/// That a kind is not there is believed after this many looks: a server that starts may not have read its definitions.
-const LOOKS: u32 = 2;
-const MOMENT: Duration = Duration::from_millis(500);
-
 /// What of a kind is wanted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selector {
@@ -44,7 +41,7 @@ pub(crate) struct Follow {
     /// A watch that says nothing for this long is dead. The server sends a bookmark a minute.
     pub(crate) patience: Duration,
     pub(crate) news: Sender<News>,
-    /// Something that was missing has been found: what is still missing may be there, too.
+    /// Some kind has been listed: what failed or was missing may be there, too.
     pub(crate) found: Arc<Notify>,
 }
 
@@ -111,20 +108,18 @@ impl Follow {
     pub(crate) async fn run<K: Followed>(mut self) {
         let client = self.door.client();
         let (mut pause, mut search, mut version, mut refused) = (Pause::default(), Pause::search(), None, 0);
-        let mut looks = 0;
+        let mut absence = Absence::default();
         loop {
             let Err(ended) = self.round::<K>(&client, &mut version, &mut pause).await else { continue };
             // A server that once had it may have lost it for a moment only.
             if K::OPTIONAL && ended.is_absent() && version.is_none() {
-                (refused, looks) = (0, looks + 1);
-                if looks < LOOKS {
-                    tokio::time::sleep(MOMENT).await;
-                } else if self.miss::<K>(&mut search).await.is_err() {
+                refused = 0;
+                if self.miss::<K>(&client, &mut absence, &mut search).await.is_err() {
                     return;
                 }
                 continue;
             }
-            looks = 0;
+            absence = Absence::default();
             if version.is_none() && self.widen::<K>(&ended) {
                 continue;
             }
@@ -135,8 +130,17 @@ impl Follow {
             if self.tell::<K>(&ended).await.is_err() {
                 return;
             }
-            tokio::time::sleep(pause.next().max(ended.least())).await;
+            let wait = pause.next();
+            match ended.least() {
+                Duration::ZERO => self.rest(wait).await,
+                least => tokio::time::sleep(wait.max(least)).await,
+            }
         }
+    }
+
+    /// Cut short where others were listed meanwhile.
+    async fn rest(&self, wait: Duration) {
+        let _ = tokio::time::timeout(wait, self.found.notified()).await;
     }
 
     /// The list alone, of the first server that gives it; else what the last one said.
@@ -158,15 +162,30 @@ impl Follow {
         }
     }
 
-    /// Nobody has installed it: there is none. Looks again now and then, and when its like has been found.
-    async fn miss<K: Followed>(&self, search: &mut Pause) -> Result<(), Ended> {
-        for news in [News::Begin(K::KIND), News::Done(K::KIND), News::Well(K::KIND)] {
-            self.news.send(news).await?;
+    /// Where nobody has installed it there is none; but only discovery can say so. Looks again now and then, and when
+    /// others have been listed.
+    async fn miss<K: Followed>(
+        &self,
+        client: &Client,
+        absence: &mut Absence,
+        search: &mut Pause,
+    ) -> Result<(), Ended> {
+        if !absence.is_sure() {
+            let unserved = absence::is_unserved(client, K::PATH, self.patience).await;
+            absence.look(unserved, Instant::now());
         }
-        tokio::select! {
-            () = tokio::time::sleep(search.next()) => Ok(()),
-            () = self.found.notified() => Ok(()),
+        if absence.is_sure() {
+            for news in [News::Begin(K::KIND), News::Done(K::KIND), News::Well(K::KIND)] {
+                self.news.send(news).await?;
+            }
+            self.rest(search.next()).await;
+            return Ok(());
         }
+        if absence.is_likely() {
+            self.news.send(News::Absent(K::KIND)).await?;
+        }
+        self.rest(absence.wait()).await;
+        Ok(())
     }
 
     /// A server before 1.31 does not know the field by which headless Services are left out: then it is done here.
@@ -229,9 +248,7 @@ impl Follow {
             let version =
                 version.ok_or_else(|| Ended::Failed("a list without a resourceVersion is no answer".into()))?;
             self.news.send(News::Done(K::KIND)).await?;
-            if K::OPTIONAL {
-                self.found.notify_waiters();
-            }
+            self.found.notify_waiters();
             return Ok(version);
         }
     }

@@ -34,6 +34,8 @@ pub(crate) enum News {
         /// We may not read it at all.
         denied: bool,
     },
+    /// The server does not seem to know such a kind.
+    Absent(Kind),
 }
 
 /// A kind that is followed.

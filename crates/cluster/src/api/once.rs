@@ -11,6 +11,7 @@ use crate::snapshot::Snapshot;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::channel;
 
@@ -50,7 +51,7 @@ impl Server {
             Book::new(Convert::new(&self.cluster, self.claim.clone()), &self.node, &followed, self.published());
         let take = async {
             while let Some(news) = heard.recv().await {
-                book.take(news);
+                book.take(news, Instant::now());
             }
         };
         let lists = async { tokio::try_join!(services, slices, nodes, pods, redirects, balancing, namespaces) };

@@ -15,7 +15,7 @@ pub(crate) struct Twins {
 pub(crate) enum Turn {
     Ours,
     /// Another is older: we do not count.
-    Younger,
+    Younger(PodName),
     /// Another, which is younger, counts no more.
     Taken(PodName),
 }
@@ -26,7 +26,9 @@ impl Twins {
             self.release(name);
         }
         let before = match self.holders.get(uid) {
-            Some((since, holder)) if holder != name && (*since, holder) <= (created, name) => return Turn::Younger,
+            Some((since, holder)) if holder != name && (*since, holder) <= (created, name) => {
+                return Turn::Younger(holder.clone());
+            }
             Some((_, holder)) if holder != name => Some(holder.clone()),
             _ => None,
         };
@@ -55,7 +57,7 @@ mod tests {
         let mut twins = Twins::default();
         assert_eq!(twins.claim(&young, "u", 20), Turn::Ours);
         assert_eq!(twins.claim(&old, "u", 10), Turn::Taken(young.clone()));
-        assert_eq!(twins.claim(&young, "u", 20), Turn::Younger);
+        assert_eq!(twins.claim(&young, "u", 20), Turn::Younger(old.clone()));
         assert_eq!(twins.claim(&old, "u", 10), Turn::Ours, "again");
         assert_eq!(twins.claim(&name("c"), "u", 10), Turn::Taken(old.clone()), "of the same second, by name");
         assert_eq!(twins.claim(&name("c"), "v", 10), Turn::Ours, "its manifest changed");
