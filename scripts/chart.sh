@@ -116,7 +116,7 @@ check() {
     has '^ +- --virtual-ranges=169.254.0.0/17,fd00:bee::/48$' "${all[@]}"
     has '^ +- --controller=none$' --set controller.enabled=false
     lacks 'ValidatingWebhookConfiguration|kind: Deployment' --set controller.enabled=false
-    has '^ +- --report-namespace=network-reports$' "${all[@]}"
+    has '^ +- "--report-namespace=network-reports"$' "${all[@]}"
     has '^  name: beeline-report$'
     has '^  name: beeline-reach-backend$' --set controller.enabled=false
     lacks 'kind: Namespace|beeline-report' --set controller.enabled=false
@@ -124,6 +124,7 @@ check() {
     lacks 'name: beeline-startup-taint'
     refused reportNamespace --set reportNamespace=kube-system
     refused reportNamespace --set reportNamespace=A
+    has '^  name: "123"$' --set-string reportNamespace=123
     refused policyOverlap --set controller.policyOverlap=maybe
     lacks '- SYS_ADMIN|netns' --set enterNamespaces=false
     lacks 'privileged: true' "${all[@]}"

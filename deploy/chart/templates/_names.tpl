@@ -41,7 +41,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 - --controller={{ ternary "watch" "none" $values.controller.enabled }}
 - --controller-namespace={{ .Release.Namespace }}
 {{- if $values.controller.enabled }}
-- --report-namespace={{ $values.reportNamespace }}
+- {{ printf "--report-namespace=%s" $values.reportNamespace | quote }}
 {{- else }}
 - --report=off
 {{- end }}

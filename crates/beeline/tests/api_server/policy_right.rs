@@ -201,6 +201,37 @@ async fn an_agent_speaks_for_its_own_node(cluster: &Cluster<'_>) {
     let said = own.send("PATCH", &format!("{NODES}/node-2"), &taints).await.unwrap_err();
     assert!(said.contains("its own Node"), "{said}");
     assert!(tokenless.send("PATCH", &format!("{NODES}/node-1"), &taints).await.is_err());
+    of_its_node_an_agent_changes_one_taint(cluster, &own).await;
+}
+
+async fn of_its_node_an_agent_changes_one_taint(cluster: &Cluster<'_>, agent: &User<'_>) {
+    let path = format!("{NODES}/node-1");
+    let (own, other) = ("beeline.dev/not-ready", "example.org/other");
+    let taint = |key: &str| json!({ "key": key, "value": "", "effect": "NoSchedule" });
+    let set = |taints: Value| json!({ "spec": { "taints": taints } });
+    let before = json!({
+        "metadata": { "labels": { "a": "b" }, "annotations": { "c": "d" } },
+        "spec": { "taints": [taint(own), taint(other)] },
+    });
+    cluster.patch(&path, before).await;
+    for (patch, why) in [
+        (json!({ "metadata": { "labels": { "a": "c" } } }), "labels"),
+        (json!({ "metadata": { "labels": { "node-role.kubernetes.io/control-plane": "" } } }), "labels"),
+        (json!({ "metadata": { "annotations": { "c": null } } }), "labels"),
+        (json!({ "metadata": { "finalizers": ["example.org/never"] } }), "labels"),
+        (json!({ "spec": { "unschedulable": true } }), "spec"),
+        (json!({ "spec": { "providerID": "aws:///x" } }), "spec"),
+        (set(json!([])), "spec"),
+        (set(json!([taint(own)])), "spec"),
+        (set(json!([taint(other), taint("example.org/new")])), "spec"),
+        (set(json!([{ "key": other, "effect": "NoExecute" }])), "spec"),
+    ] {
+        let said = agent.send("PATCH", &path, &patch).await.expect_err(&patch.to_string());
+        assert!(said.contains("an agent may take the taint") && said.contains(why), "{patch}: {said}");
+    }
+    agent.send("PATCH", &path, &set(json!([taint(other)]))).await.unwrap();
+    let left = cluster.get(&path).await["spec"]["taints"].clone();
+    assert_eq!(left.as_array().map(Vec::len), Some(1), "{left}");
 }
 
 async fn the_controller_writes_its_own_by_name(cluster: &Cluster<'_>) {
