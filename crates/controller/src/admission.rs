@@ -57,7 +57,9 @@ impl Admission {
         if let Err(why) = self.ask(&policy, World::check_address)? {
             return Ok(Err(why));
         }
-        if let Some(reach) = reach(&policy)
+        // One from before our time, which cannot be read: all of it is new.
+        let before = request.old_object.as_ref().and_then(|old| read(kind, old, request).ok());
+        if let Some(reach) = reach(&policy, before.as_ref())
             && !self.rights.may_reach(&request.user_info).await?
         {
             let user = request.user_info.username.as_deref().unwrap_or("the user");

@@ -1,12 +1,14 @@
 //! What is to be said of a policy: whether it means something here, and who is in its way. The webhook asks it of policies
 //! that are to be, the status of those that are.
 
+use crate::claim::{Port, has_port};
 use crate::settings::Overlap;
 use crate::spot::{Spot, ports};
 use crate::world::World;
 use beeline_model::fact::Service;
 use beeline_model::policy::{DialledPort, Matcher, Policy, PolicyKind, PolicyName, Target};
 use beeline_model::virtual_address;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// So many ports are named in a message.
@@ -40,25 +42,43 @@ struct Rival<'a> {
 }
 
 impl World {
-    /// `Err`: not accepted. `Ok(Some)`: accepted, but another goes before it.
+    /// Of one that is there. `Err`: not accepted. `Ok(Some)`: accepted, but another goes before it, somewhere.
     pub fn judge(&self, policy: &Policy) -> Result<Option<Finding>, Finding> {
         self.check_frontend(policy)?;
-        let older = self.rival(policy, policy.name.kind).filter(|rival| goes_before(rival.policy, policy));
-        if let Some(rival) = older {
-            let what = rival.describe(policy);
-            return Err(Finding::new(
-                "Conflict",
-                format!("{}, which is older, is for {what}", title(&rival.policy.name)),
-            ));
+        let conflict = self.conflict(policy)?;
+        let overruled = self.overruled(policy);
+        let both = [conflict, overruled].into_iter().flatten();
+        Ok(both.reduce(|a, b| Finding::new(a.reason, format!("{a}; {b}"))))
+    }
+
+    /// Agents serve per port, so a port that another holds says nothing of the others.
+    fn conflict(&self, policy: &Policy) -> Result<Option<Finding>, Finding> {
+        let (mut kept, mut lost) = (Vec::new(), BTreeMap::<&PolicyName, Vec<Port>>::new());
+        for (port, holder) in self.claims.holders(&policy.name, policy.name.kind) {
+            match holder.filter(|holder| **holder != policy.name) {
+                None => kept.push(port),
+                Some(holder) => lost.entry(holder).or_default().push(port),
+            }
         }
+        if lost.is_empty() {
+            return Ok(None);
+        }
+        let each = lost.iter().take(NAMED);
+        let each = each.map(|(who, ports)| format!("{} ({} is older)", show_ports(ports), title(who)));
+        let at = format!("Conflict at {}", each.collect::<Vec<_>>().join(", "));
+        let next = "change or delete one of the two";
+        match kept.is_empty() {
+            true => Err(Finding::new("Conflict", format!("{at}; {next}"))),
+            false => Ok(Some(Finding::new("PartlyConflict", format!("{at}; serves {}; {next}", show_ports(&kept))))),
+        }
+    }
+
+    fn overruled(&self, policy: &Policy) -> Option<Finding> {
         let above = PolicyKind::BOTH.into_iter().filter(|kind| *kind < policy.name.kind);
-        let above = above.filter_map(|kind| self.rival(policy, kind)).next();
-        Ok(above.map(|rival| {
-            let what = rival.describe(policy);
-            let message =
-                format!("{} goes before it for {what}; it serves what falls through", title(&rival.policy.name));
-            Finding::new("Overruled", message)
-        }))
+        let mut above = above.flat_map(|kind| self.claims.holders(&policy.name, kind));
+        let (port, holder) = above.find_map(|(port, holder)| Some((port, holder?)))?;
+        let (who, at) = (title(holder), show_ports(&[port]));
+        Some(Finding::new("Overruled", format!("{who} goes before it at {at}; it serves what falls through")))
     }
 
     /// Whether a policy may come to be. A Service that does not exist yet is no hindrance.
@@ -83,7 +103,7 @@ impl World {
                 let Spot::Service(owner) = Spot::of(policy) else { return Ok(()) };
                 let service = self.services.get(&owner).ok_or_else(|| {
                     let message = format!(
-                        "there is no Service {name} with a ClusterIP in the namespace {}",
+                        "there is no Service {name} with a ClusterIP in the namespace {}: it is accepted as soon as there is one",
                         policy.name.namespace
                     );
                     Finding::new("ServiceNotFound", message)
@@ -139,23 +159,20 @@ fn shared<'a>(policy: &'a Policy, other: &'a Policy) -> Option<Rival<'a>> {
 }
 
 fn check_ports(service: &Service, wanted: &[DialledPort]) -> Result<(), Finding> {
-    let has = |wanted: &&DialledPort| {
-        service.ports.iter().any(|port| port.port == wanted.port && port.protocol == wanted.protocol)
-    };
-    match wanted.iter().find(|port| !has(port)) {
+    match wanted.iter().find(|port| !has_port(service, (port.port, port.protocol))) {
         None => Ok(()),
         Some(port) => {
-            let (name, all) = (service.name.name(), show_ports(service));
+            let all: Vec<Port> = service.ports.iter().map(|port| (port.port, port.protocol)).collect();
+            let (name, all) = (service.name.name(), show_ports(&all));
             let message = format!("the Service {name} has no port {}/{}; it has {all}", port.port, port.protocol);
             Err(Finding::new("PortNotFound", message))
         }
     }
 }
 
-fn show_ports(service: &Service) -> String {
-    let show = service.ports.iter().map(|p| format!("{}/{}", p.port, p.protocol));
-    let named: Vec<String> = show.take(NAMED).collect();
-    match service.ports.len() - named.len() {
+fn show_ports(ports: &[Port]) -> String {
+    let named: Vec<String> = ports.iter().take(NAMED).map(|(port, protocol)| format!("{port}/{protocol}")).collect();
+    match ports.len() - named.len() {
         0 => named.join(", "),
         more => format!("{} and {more} more", named.join(", ")),
     }
@@ -166,18 +183,20 @@ fn rank(policy: &Policy) -> (i64, &str, &str) {
     (policy.created, &policy.name.namespace, &policy.name.name)
 }
 
-fn goes_before(a: &Policy, b: &Policy) -> bool {
-    rank(a) < rank(b)
-}
-
 pub fn title(name: &PolicyName) -> String {
     format!("{} {}/{}", name.kind, name.namespace, name.name)
 }
 
-/// What of it reaches beyond its own namespace, in words; `None`: nothing.
-pub fn reach(policy: &Policy) -> Option<String> {
-    if let Matcher::Address { address, .. } = &policy.matcher {
+/// What of it reaches beyond its own namespace, in words; `None`: nothing, or nothing that was not there `before`: nobody
+/// else's change needs the right. As the chart's ValidatingAdmissionPolicies have it.
+pub fn reach(policy: &Policy, before: Option<&Policy>) -> Option<String> {
+    if let Matcher::Address { address, .. } = &policy.matcher
+        && before.is_none_or(|before| before.matcher != policy.matcher)
+    {
         return Some(format!("the virtual address {address} holds for every namespace"));
+    }
+    if before.is_some_and(|before| before.target == policy.target) {
+        return None;
     }
     match &policy.target {
         Target::Pods { namespaces: Some(_), .. } => Some("namespaceSelector chooses pods of other namespaces".into()),
@@ -197,8 +216,11 @@ pub(crate) mod tests {
 
     /// For the Service default/web.
     pub fn policy(kind: PolicyKind, name: &str, created: i64, ports: Option<&[u16]>) -> Policy {
-        let dialled = |port: &u16| DialledPort { name: "".into(), port: *port, protocol: Protocol::Tcp };
-        let backend = BackendPort { name: "".into(), port: PortChoice::Number(8080), protocol: Protocol::Tcp };
+        let word = |port: &u16| port.to_string().into();
+        let dialled = |port: &u16| DialledPort { name: word(port), port: *port, protocol: Protocol::Tcp };
+        let backend =
+            |port: &u16| BackendPort { name: word(port), port: PortChoice::Number(8080), protocol: Protocol::Tcp };
+        let all: Vec<u16> = (80..100).collect();
         Policy {
             name: PolicyName { kind, cluster: "local".into(), namespace: "default".into(), name: name.into() },
             uid: format!("uid-{name}").into(),
@@ -212,7 +234,7 @@ pub(crate) mod tests {
                 selector: Selector::default(),
                 namespaces: None,
                 mode: RedirectMode::PodEndpoint,
-                ports: [backend].into(),
+                ports: ports.unwrap_or(&all).iter().map(backend).collect(),
             },
             nodes: None,
             out_cluster: true,
@@ -243,15 +265,27 @@ pub(crate) mod tests {
         ];
         let world = world(all.iter().cloned().map(Fact::Policy).collect());
         let said = |policy: &Policy| message(world.judge(policy));
-        let web = "the Service default/web";
+        let (a, b, end) = ("BalancingPolicy default/a", "BalancingPolicy default/b", "change or delete one of the two");
         assert_eq!(said(&all[1]), "accepted");
-        let older = "which is older, is for";
-        assert_eq!(said(&all[0]), format!("not: Conflict: BalancingPolicy default/a, {older} {web}, port 81/TCP"));
-        assert_eq!(said(&all[2]), format!("not: Conflict: BalancingPolicy default/a, {older} {web}, port 81/TCP"));
+        assert_eq!(said(&all[0]), format!("PartlyConflict: Conflict at 81/TCP ({a} is older); serves 80/TCP; {end}"));
+        let rest = "83/TCP, 84/TCP, 85/TCP, 86/TCP, 87/TCP, 88/TCP, 89/TCP, 90/TCP, 91/TCP, 92/TCP and 7 more";
+        let above = "LocalRedirectPolicy default/local goes before it at 83/TCP; it serves what falls through";
+        let lost = format!("81/TCP, 82/TCP ({a} is older), 80/TCP ({b} is older)");
+        assert_eq!(said(&all[2]), format!("PartlyConflict: Conflict at {lost}; serves {rest}; {end}; {above}"));
         assert_eq!(said(&all[3]), "accepted");
-        assert_eq!(said(&all[4]), format!("not: Conflict: BalancingPolicy default/all, {older} {web}, port 83/TCP"));
+        let lost = "not: Conflict: Conflict at 83/TCP (BalancingPolicy default/all is older)";
+        assert_eq!(said(&all[4]), format!("{lost}; {end}"));
         assert!(world.admit(&balancing("new", 10, Some(&[84]))).is_err(), "one is for all ports");
         assert!(world.admit(&balancing("a", 1, Some(&[84]))).is_err());
+    }
+
+    #[test]
+    fn one_that_means_nothing_is_in_nobodys_way() {
+        let (bad, good) = (balancing("a", 1, Some(&[80, 9999])), balancing("b", 2, Some(&[80])));
+        let world = world([&bad, &good].map(|policy| Fact::Policy(policy.clone())).into());
+        assert_eq!(message(world.judge(&good)), "accepted");
+        assert!(message(world.judge(&bad)).starts_with("not: PortNotFound"));
+        assert!(world.admit(&balancing("c", 3, Some(&[80]))).is_err(), "who comes now is told of either");
     }
 
     #[test]
@@ -263,9 +297,17 @@ pub(crate) mod tests {
 
     #[test]
     fn what_reaches_beyond_its_namespace() {
-        let mut policy = balancing("x", 1, Some(&[80]));
-        assert_eq!(reach(&policy), None);
-        policy.target = Target::Addresses { addresses: [address("192.0.2.1")].into(), ports: [].into() };
-        assert!(reach(&policy).unwrap().contains("addressEndpoint"));
+        let plain = balancing("x", 1, Some(&[80]));
+        assert_eq!(reach(&plain, None), None);
+        let outside = Target::Addresses { addresses: [address("192.0.2.1")].into(), ports: [].into() };
+        let far = Policy { target: outside, ..plain.clone() };
+        assert!(reach(&far, None).unwrap().contains("addressEndpoint"));
+        assert!(reach(&far, Some(&plain)).is_some(), "that part is new");
+        let other = Policy { limit: None, out_cluster: false, ..far.clone() };
+        assert_eq!(reach(&other, Some(&far)), None, "the rest is anybody's");
+        let ports = Matcher::Address { address: address("169.254.0.9"), ports: [].into() };
+        let virtual_one = Policy { matcher: ports, ..far.clone() };
+        assert!(reach(&virtual_one, Some(&far)).unwrap().contains("virtual address"));
+        assert_eq!(reach(&virtual_one, Some(&virtual_one)), None);
     }
 }

@@ -6,6 +6,7 @@
 mod admission;
 mod census;
 mod certificate;
+mod claim;
 mod health;
 mod judge;
 mod keep;

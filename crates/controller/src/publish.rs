@@ -61,7 +61,7 @@ impl Publish {
         loop {
             leader.wait_for(|leads| *leads).await?;
             self.looked = None;
-            self.with(World::mark_all);
+            self.with(World::lead);
             while *leader.borrow() {
                 if self.with(|world| world.is_current()) && self.round(&leader).await {
                     continue;
@@ -69,6 +69,7 @@ impl Publish {
                 // A change that came meanwhile is not missed: the notice of it is kept.
                 let _ = tokio::time::timeout(TICK, changed.notified()).await;
             }
+            self.with(World::follow_another);
         }
     }
 

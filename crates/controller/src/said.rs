@@ -85,8 +85,9 @@ async fn follow_kind(client: Client, kind: PolicyKind, world: Arc<Mutex<World>>)
         match events.try_next().await {
             Ok(Some(event)) => {
                 let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
-                let heard = world.said.take(kind, event);
-                world.status_dirty.extend(heard);
+                if let Some(name) = world.said.take(kind, event) {
+                    world.mark_status(name);
+                }
             }
             Ok(None) => anyhow::bail!("the watch of the policies' statuses ended"),
             Err(error) => tracing::warn!("the policies' statuses cannot be followed: {error}"),

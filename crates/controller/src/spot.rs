@@ -1,5 +1,5 @@
-//! Where policies are in each other's way: by address or Service, port and protocol, in the order in which they go before
-//! each other. Whoever asks who goes first looks at a few ends of sets, however many policies there are.
+//! What policies ask for, whether they get it or not: by address or Service, port and protocol, in the order in which they go
+//! before each other. Whoever asks who goes first looks at a few ends of sets, however many policies there are.
 
 use beeline_model::name::Protocol;
 use beeline_model::policy::{DialledPort, Matcher, Policy, PolicyKind, PolicyName};
@@ -26,7 +26,7 @@ impl Spot {
 
 /// A set of policies at a spot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+enum Place {
     /// Every one.
     Any(Spot),
     /// Those that are for all ports.
@@ -35,49 +35,28 @@ pub enum Place {
     Port(Spot, u16, Protocol),
 }
 
-impl Place {
-    /// Whose verdict hangs on who is first here.
-    fn readers(&self) -> Place {
-        match self {
-            Place::Any(spot) => Place::All(spot.clone()),
-            Place::All(spot) => Place::Any(spot.clone()),
-            Place::Port(..) => self.clone(),
-        }
-    }
-}
-
 /// The older, then by name.
-type Rank = (i64, PolicyName);
+pub type Rank = (i64, PolicyName);
 
 #[derive(Debug, Default)]
 pub struct Spots(HashMap<(Place, PolicyKind), BTreeSet<Rank>>);
 
 impl Spots {
-    /// Says where others may have another one before them now.
-    pub fn insert(&mut self, policy: &Policy) -> Vec<Place> {
-        let rank = rank(policy);
-        let put = |place: Place| {
-            let ranks = self.0.entry((place.clone(), policy.name.kind)).or_default();
-            ranks.insert(rank.clone());
-            (ranks.first() == Some(&rank)).then(|| place.readers())
-        };
-        places(policy).into_iter().filter_map(put).collect()
-    }
-
-    pub fn remove(&mut self, policy: &Policy) -> Vec<Place> {
-        let rank = rank(policy);
-        places(policy).into_iter().filter_map(|place| self.take(place, policy.name.kind, &rank)).collect()
-    }
-
-    fn take(&mut self, place: Place, kind: PolicyKind, rank: &Rank) -> Option<Place> {
-        let key = (place, kind);
-        let ranks = self.0.get_mut(&key)?;
-        let was_first = ranks.first() == Some(rank);
-        ranks.remove(rank);
-        if ranks.is_empty() {
-            self.0.remove(&key);
+    pub fn insert(&mut self, policy: &Policy) {
+        for place in places(policy) {
+            self.0.entry((place, policy.name.kind)).or_default().insert(rank(policy));
         }
-        was_first.then(|| key.0.readers())
+    }
+
+    pub fn remove(&mut self, policy: &Policy) {
+        for place in places(policy) {
+            let key = (place, policy.name.kind);
+            let Some(ranks) = self.0.get_mut(&key) else { continue };
+            ranks.remove(&rank(policy));
+            if ranks.is_empty() {
+                self.0.remove(&key);
+            }
+        }
     }
 
     /// The first other policy of a kind that is for something that this one is for.
@@ -86,13 +65,15 @@ impl Spots {
         rivals(policy).into_iter().filter_map(first).min().map(|(_, name)| name)
     }
 
-    pub fn members(&self, place: &Place) -> impl Iterator<Item = &PolicyName> {
+    /// Whoever is put there, on whichever port.
+    pub fn members(&self, spot: &Spot) -> impl Iterator<Item = &PolicyName> {
+        let place = Place::Any(spot.clone());
         let ranks = PolicyKind::BOTH.into_iter().filter_map(move |kind| self.0.get(&(place.clone(), kind)));
         ranks.flatten().map(|(_, name)| name)
     }
 }
 
-fn rank(policy: &Policy) -> Rank {
+pub fn rank(policy: &Policy) -> Rank {
     (policy.created, policy.name.clone())
 }
 

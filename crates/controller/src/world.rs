@@ -2,10 +2,11 @@
 //! around it feed it and ask it what there is to write.
 
 use crate::census::Census;
+use crate::claim::{Claims, Target};
 use crate::queue::{Lane, Queue};
 use crate::said::Said;
 use crate::settings::{Overlap, Settings};
-use crate::spot::{Place, Spot, Spots};
+use crate::spot::{Spot, Spots};
 use beeline_model::fact::{Fact, Node, Service, SliceName};
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::policy::{Policy, PolicyName, PolicySlice};
@@ -33,8 +34,10 @@ pub struct World {
     pub(crate) policies: BTreeMap<PolicyName, Policy>,
     pub(crate) services: HashMap<OwnerName, Service>,
     pub(crate) spots: Spots,
+    pub(crate) claims: Claims,
     /// Where verdicts may be others since the last batch.
-    touched: HashSet<Place>,
+    touched: HashSet<Spot>,
+    passed_on: HashSet<Target>,
     /// Whose addresses in the virtual ranges are: `Service a/b`, `Node n`, `Pod a/b`.
     pub(crate) taken: HashMap<Address, BTreeSet<String>>,
     takers: HashMap<String, Vec<Address>>,
@@ -45,6 +48,8 @@ pub struct World {
     existing: BTreeMap<SliceName, PolicySlice>,
     /// The names of those that should be, should their policy be accepted.
     owned: HashMap<PolicyName, BTreeSet<SliceName>>,
+    /// Whether anybody writes: who does not keeps no list of what to write, and looks at everything when it begins.
+    leads: bool,
     slices: Queue<SliceName>,
     nodes_dirty: BTreeSet<Name>,
     pub census: Census,
@@ -75,7 +80,9 @@ impl World {
             policies: BTreeMap::new(),
             services: HashMap::new(),
             spots: Spots::default(),
+            claims: Claims::default(),
             touched: HashSet::new(),
+            passed_on: HashSet::new(),
             taken: HashMap::new(),
             takers: HashMap::new(),
             publisher: Publisher::new(Unknown::Waits),
@@ -83,6 +90,7 @@ impl World {
             wanted: BTreeMap::new(),
             existing: BTreeMap::new(),
             owned: HashMap::new(),
+            leads: false,
             slices: Queue::default(),
             nodes_dirty: BTreeSet::new(),
             census: Census::default(),
@@ -138,12 +146,13 @@ impl World {
             Fact::Policy(policy) => self.put_policy(policy),
             Fact::PolicyGone(name) => self.remove_policy(&name),
             Fact::Service(service) => {
-                self.touch(Spot::Service(service.name.clone()));
-                self.services.insert(service.name.clone(), service);
+                let name = service.name.clone();
+                self.services.insert(name.clone(), service);
+                self.change_service(name);
             }
             Fact::ServiceGone(name) => {
                 self.services.remove(&name);
-                self.touch(Spot::Service(name));
+                self.change_service(name);
             }
             Fact::PolicySlice(slice) => self.put_existing(slice),
             Fact::PolicySliceGone(name) => {
@@ -165,7 +174,7 @@ impl World {
         let wanted = self.should_be(name);
         if wanted != self.existing.get(name) {
             let lane = lane(wanted.is_some());
-            self.slices.put(name.clone(), lane);
+            self.put_slice(name.clone(), lane);
         }
     }
 
@@ -183,37 +192,71 @@ impl World {
         }
         if !before.is_some_and(|before| before.matcher == policy.matcher && before.created == policy.created) {
             self.remove_policy(&policy.name);
-            self.touched.extend(self.spots.insert(&policy));
+            self.spots.insert(&policy);
         }
         self.change(&policy.name);
-        self.policies.insert(policy.name.clone(), policy);
+        let name = policy.name.clone();
+        self.policies.insert(name.clone(), policy);
+        self.claim(&name);
+    }
+
+    /// What it means there may be another thing now, and so may be who holds what.
+    fn claim(&mut self, name: &PolicyName) {
+        let Some(policy) = self.policies.get(name) else { return };
+        let service = match Spot::of(policy) {
+            Spot::Service(owner) => self.services.get(&owner),
+            Spot::Address(_) => None,
+        };
+        self.passed_on.extend(self.claims.set(policy, service));
+    }
+
+    fn change_service(&mut self, name: OwnerName) {
+        let spot = Spot::Service(name);
+        let names: Vec<PolicyName> = self.spots.members(&spot).cloned().collect();
+        names.iter().for_each(|name| self.claim(name));
+        self.touch(spot);
     }
 
     fn remove_policy(&mut self, name: &PolicyName) {
         let Some(policy) = self.policies.remove(name) else { return };
-        self.touched.extend(self.spots.remove(&policy));
+        self.spots.remove(&policy);
+        self.passed_on.extend(self.claims.remove(name));
         self.change(name);
     }
 
     /// What is said of the policies there may be another thing now.
     fn touch(&mut self, spot: Spot) {
-        self.touched.insert(Place::Any(spot));
+        self.touched.insert(spot);
     }
 
     /// What is said of a policy, and whether it is published, may be another thing now.
     fn change(&mut self, name: &PolicyName) {
+        if !self.leads {
+            return;
+        }
         self.status_dirty.insert(name.clone());
         for slice in self.owned.get(name).into_iter().flatten() {
             self.slices.put(slice.clone(), Lane::First);
         }
     }
 
+    fn put_slice(&mut self, name: SliceName, lane: Lane) {
+        if self.leads {
+            self.slices.put(name, lane);
+        }
+    }
+
+    pub fn mark_status(&mut self, name: PolicyName) {
+        if self.leads {
+            self.status_dirty.insert(name);
+        }
+    }
+
     fn note_addresses(&mut self, fact: &Fact) {
         let (subject, addresses): (String, Vec<Address>) = match fact {
-            Fact::Service(it) => {
-                let all = [&it.cluster_ips, &it.load_balancer_ips, &it.external_ips];
-                (format!("Service {}", it.name), all.into_iter().flat_map(|list| list.iter().copied()).collect())
-            }
+            // ClusterIPs only: whoever may write a Service could else take a virtual address from all who use it. It goes
+            // before the others (`beeline_model::claim`).
+            Fact::Service(it) => (format!("Service {}", it.name), it.cluster_ips.to_vec()),
             Fact::ServiceGone(name) => (format!("Service {name}"), Vec::new()),
             Fact::Node(it) => (format!("Node {}", it.name), node_addresses(it)),
             Fact::NodeGone { name, .. } => (format!("Node {name}"), Vec::new()),
@@ -248,7 +291,9 @@ impl World {
 
     /// What is to be written because of what came in.
     fn follow(&mut self) {
-        self.status_dirty.extend(self.publisher.dirty().cloned());
+        if self.leads {
+            self.status_dirty.extend(self.publisher.dirty().cloned());
+        }
         for fact in self.publisher.take() {
             match fact {
                 Fact::PolicySlice(slice) => self.want(slice),
@@ -256,17 +301,22 @@ impl World {
                 _ => {}
             }
         }
-        let touched = std::mem::take(&mut self.touched);
-        let names: HashSet<PolicyName> = touched.iter().flat_map(|place| self.spots.members(place)).cloned().collect();
+        let (touched, passed_on) = (std::mem::take(&mut self.touched), std::mem::take(&mut self.passed_on));
+        let names = touched.iter().flat_map(|spot| self.spots.members(spot));
+        let names = names.chain(passed_on.iter().flat_map(|target| self.claims.members(target)));
+        let names: HashSet<PolicyName> = names.cloned().collect();
         names.iter().for_each(|name| self.change(name));
-        self.nodes_dirty.extend(self.nodes.take_changed());
+        let changed = self.nodes.take_changed();
+        if self.leads {
+            self.nodes_dirty.extend(changed);
+        }
     }
 
     fn want(&mut self, slice: PolicySlice) {
         let name = slice.name.clone();
         self.owned.entry(slice.policy.clone()).or_default().insert(name.clone());
         self.wanted.insert(name.clone(), slice);
-        self.slices.put(name, Lane::First);
+        self.put_slice(name, Lane::First);
     }
 
     fn unwant(&mut self, name: &SliceName) {
@@ -278,11 +328,20 @@ impl World {
                 self.owned.remove(&slice.policy);
             }
         }
-        self.slices.put(name.clone(), Lane::Then);
+        self.put_slice(name.clone(), Lane::Then);
+    }
+
+    /// From now on nobody here writes.
+    pub fn follow_another(&mut self) {
+        self.leads = false;
+        self.slices = Queue::default();
+        self.nodes_dirty.clear();
+        self.status_dirty.clear();
     }
 
     /// Whoever begins to write looks at everything.
-    pub fn mark_all(&mut self) {
+    pub fn lead(&mut self) {
+        self.leads = true;
         let names = self.wanted.keys().chain(self.existing.keys());
         names.for_each(|name| self.slices.put(name.clone(), Lane::First));
         self.nodes_dirty.extend(self.nodes.slices().map(|slice| slice.name));
@@ -411,7 +470,7 @@ pub(crate) mod tests {
     use beeline_cluster::Access;
     use beeline_model::fact::{Pod, PodName, ServicePort};
     use beeline_model::name::Protocol;
-    use beeline_model::policy::PolicyKind;
+    use beeline_model::policy::{Matcher, PolicyKind};
     use beeline_model::selector::Labels;
 
     fn settings() -> Settings {
@@ -420,7 +479,7 @@ pub(crate) mod tests {
             namespace: "kube-system".into(),
             report_namespace: "beeline-reports".into(),
             identity: "test".into(),
-            virtual_ranges: Vec::new(),
+            virtual_ranges: beeline_model::virtual_address::default_ranges(),
             overlap: Overlap::Refuse,
             webhook: ([127, 0, 0, 1], 0).into(),
             webhook_names: Vec::new(),
@@ -480,6 +539,7 @@ pub(crate) mod tests {
     /// With the Service default/web.
     pub fn world(facts: Vec<Fact>) -> World {
         let mut world = World::new(&settings());
+        world.lead();
         tell(&mut world, [vec![Fact::Service(web())], facts].concat());
         world
     }
@@ -543,5 +603,41 @@ pub(crate) mod tests {
         assert_eq!(std::mem::take(&mut world.status_dirty).len(), 0, "nothing new");
         tell(&mut world, vec![balancing(1)]);
         assert_eq!(std::mem::take(&mut world.status_dirty).len(), 2992, "who is before them is another one");
+    }
+
+    #[test]
+    fn only_a_cluster_ip_takes_a_virtual_address() {
+        let mut virtual_one = policy(PolicyKind::Balancing, "v", 1, Some(&[80]));
+        let at = address("169.254.0.90");
+        let Matcher::Service { ports: Some(ports), .. } = virtual_one.matcher else { panic!() };
+        virtual_one.matcher = Matcher::Address { address: at, ports };
+        let mut world = world(vec![Fact::Policy(virtual_one.clone())]);
+        let thief = |cluster_ips: &[Address]| Service {
+            name: OwnerName::new("local", "default", "thief"),
+            cluster_ips: cluster_ips.into(),
+            load_balancer_ips: [at].into(),
+            external_ips: [at].into(),
+            ..web()
+        };
+        tell(&mut world, vec![Fact::Service(thief(&[]))]);
+        assert_eq!(world.judge(&virtual_one), Ok(None));
+        tell(&mut world, vec![Fact::Service(thief(&[at]))]);
+        assert_eq!(world.judge(&virtual_one).unwrap_err().reason, "AddressTaken");
+    }
+
+    #[test]
+    fn who_does_not_write_keeps_no_list_of_what_to_write() {
+        let mut world = world(Vec::new());
+        world.follow_another();
+        for n in 0..100 {
+            let one = policy(PolicyKind::Balancing, &format!("p{n}"), n, None);
+            tell(&mut world, vec![Fact::Policy(one.clone()), pod("a", "10.0.0.1")]);
+            world.mark_status(one.name.clone());
+            tell(&mut world, vec![Fact::PolicyGone(one.name)]);
+        }
+        assert_eq!((world.slices.len(), world.status_dirty.len(), world.nodes_dirty.len()), ((0, 0), 0, 0));
+        tell(&mut world, vec![Fact::Policy(policy(PolicyKind::Balancing, "last", 1, None))]);
+        world.lead();
+        assert!(next(&mut world, Lane::First, Instant::now()).is_some() && world.status_dirty.len() == 1);
     }
 }

@@ -460,7 +460,7 @@ async fn without_a_controller(cluster: &Cluster<'_>, controller: Controller) {
     controller.until_ready().await;
     has_condition(cluster, &format!("{}/second", balancing()), "Accepted", "False", "Conflict").await;
     let (_, _, message) = condition(cluster, &format!("{}/second", balancing()), "Accepted").await;
-    assert!(message.contains("BalancingPolicy default/first, which is older"), "{message}");
+    assert!(message.contains("Conflict at 80/TCP (BalancingPolicy default/first is older)"), "{message}");
     cluster.delete(&format!("{}/first", balancing())).await;
     has_condition(cluster, &format!("{}/second", balancing()), "Accepted", "True", "Accepted").await;
 }

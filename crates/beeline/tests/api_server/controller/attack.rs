@@ -13,6 +13,7 @@ fn one_namespace_is_no_burden_to_the_others() {
         cluster.create(&balancing(), blp("api", "web", "web")).await;
         is_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
         forged_statuses_are_put_right(cluster).await;
+        a_service_takes_no_virtual_address(cluster).await;
         slices_that_cannot_be_written(cluster, &controller).await;
         silent_connections(&controller).await;
     });
@@ -43,6 +44,36 @@ async fn forged_statuses_are_put_right(cluster: &Cluster<'_>) {
         types(cluster, &path).await == own && status["backends"] == 1 && status["mode"] == "podEndpoint"
     })
     .await;
+}
+
+/// By its load-balancer address: whoever may write a Service may write that. (The API server refuses such externalIPs.)
+async fn a_service_takes_no_virtual_address(cluster: &Cluster<'_>) {
+    let path = format!("{}/virtual", balancing());
+    cluster.create(&balancing(), virtual_blp("virtual", "169.254.0.90")).await;
+    is_published(cluster, "virtual", &[("10.244.1.1", 8080)]).await;
+    cluster.create_service("thief", "10.96.1.66").await;
+    let services = "/api/v1/namespaces/default/services";
+    cluster.patch(&format!("{services}/thief"), json!({ "spec": { "type": "LoadBalancer" } })).await;
+    let ingress = json!({ "status": { "loadBalancer": { "ingress": [{ "ip": "169.254.0.90" }] } } });
+    cluster.patch(&format!("{services}/thief/status"), ingress).await;
+    // A policy on the Service as it is now: when that is accepted, the controller has seen the address, too.
+    cluster
+        .patch(&format!("{services}/thief"), json!({ "spec": { "ports": [{ "name": "other", "port": 99 }] } }))
+        .await;
+    let mut knows = blp("knows", "thief", "web");
+    knows["spec"]["frontend"]["serviceMatcher"]["toPorts"][0]["port"] = json!(99);
+    cluster.create(&balancing(), knows).await;
+    has_condition(cluster, &format!("{}/knows", balancing()), "Accepted", "True", "Accepted").await;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        let (is, why, message) = condition(cluster, &path, "Accepted").await;
+        assert_eq!((is.as_str(), why.as_str()), ("True", "Accepted"), "{message}");
+        assert_eq!(published(cluster, "virtual").await.len(), 1);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    for name in ["virtual", "knows"] {
+        cluster.delete(&format!("{}/{name}", balancing())).await;
+    }
 }
 
 /// A quota of none. It holds once its status says so, which is written by a controller of Kubernetes' own; none runs here.
@@ -78,7 +109,7 @@ async fn slices_that_cannot_be_written(cluster: &Cluster<'_>, controller: &Contr
     until("they are written at last", async || ask(controller.health, "/metrics").await.contains(none)).await;
 }
 
-/// Of both listeners.
+/// Of both listeners, while others go on to be answered.
 async fn silent_connections(controller: &Controller) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut silent = Vec::new();
