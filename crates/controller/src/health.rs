@@ -1,6 +1,7 @@
 //! Health and metrics: alive, ready to answer the API server, and how much there is to do.
 
-use crate::listen;
+use crate::listen::{self, Room};
+use crate::seat::Size;
 use crate::webhook::Shown;
 use crate::world::World;
 use anyhow::Context;
@@ -16,8 +17,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Connections at once: a kubelet and a few that scrape.
-const PLACES: usize = 32;
+/// A kubelet and a few that scrape, each with a connection for each question: so nobody holds one.
+const ROOM: Room = Room { size: Size { all: 256, per_peer: 16 }, keep: false };
 
 #[derive(Clone)]
 pub struct Health {
@@ -38,7 +39,7 @@ pub async fn serve(listener: TcpListener, health: Health) -> anyhow::Result<()> 
         .route("/metrics", get(metrics))
         .with_state(health);
     let open = |stream: TcpStream| std::future::ready(Some(stream));
-    listen::serve(listener, PLACES, app, &mut JoinSet::new(), open).await;
+    listen::serve(listener, ROOM, app, &mut JoinSet::new(), open).await;
     anyhow::bail!("the health listener ended")
 }
 

@@ -19,6 +19,7 @@ mod report;
 mod right;
 mod run;
 mod said;
+mod seat;
 mod settings;
 mod spot;
 mod status;

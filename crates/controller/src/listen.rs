@@ -1,11 +1,12 @@
-//! Listeners that nobody can sit on: so many connections, and a time for everything that a peer does. Whoever is slower
-//! is hung up on; the next one waits in the kernel until a place is free.
+//! Listeners that nobody can sit on: so many connections in all and for each peer ([`crate::seat`]), and a time for
+//! everything that a peer does. Whoever is slower is hung up on.
 
-use axum::Router;
+use crate::seat::{Seat, Seats, Size};
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
@@ -14,7 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 /// Until TLS speaks, and until a request's head is there: also of a connection that is kept.
@@ -23,14 +23,22 @@ pub const HEAD: Duration = Duration::from_secs(5);
 const REQUEST: Duration = Duration::from_secs(10);
 /// A connection's life; what is under way is answered.
 const LIFE: Duration = Duration::from_secs(300);
-/// A policy is a few kilobytes, an update holds two.
-const BODY: usize = 1024 * 1024;
+/// A policy has 1.5 MB at most (what etcd takes), an update holds two, and JSON in JSON may double that.
+const BODY: usize = 8 * 1024 * 1024;
+
+/// How a listener is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub size: Size,
+    /// Whether a connection may be used again.
+    pub keep: bool,
+}
 
 /// Accepts until it is dropped; what is under way then goes on in `connections`. `open` makes of a connection what is
 /// spoken over; `None`: it failed.
 pub async fn serve<S, F>(
     listener: TcpListener,
-    places: usize,
+    room: Room,
     app: Router,
     connections: &mut JoinSet<()>,
     open: impl Fn(TcpStream) -> F,
@@ -39,18 +47,20 @@ pub async fn serve<S, F>(
     F: Future<Output = Option<S>> + Send + 'static,
 {
     let app = app.layer(from_fn(within)).layer(DefaultBodyLimit::max(BODY));
-    let places = Arc::new(Semaphore::new(places));
+    let seats = Seats::new(room.size);
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let (open, app) = (open(stream), app.clone());
-                connections.spawn(async move {
-                    if let Ok(Some(stream)) = tokio::time::timeout(HEAD, open).await {
-                        speak(stream, app).await;
+            Ok((stream, peer)) => {
+                let Some(seat) = seats.sit(peer.ip()).map(Arc::new) else { continue };
+                let (number, opened) = (seat.number(), open(stream));
+                let app = app.clone().layer(Extension(seat.clone()));
+                let end = connections.spawn(async move {
+                    if let Ok(Some(stream)) = tokio::time::timeout(HEAD, opened).await {
+                        speak(stream, app, room.keep).await;
                     }
-                    drop(place);
+                    drop(seat);
                 });
+                seats.set_end(number, end);
             }
             // Too many open files, a connection that was reset: nothing that ends the listener.
             Err(error) => {
@@ -62,15 +72,18 @@ pub async fn serve<S, F>(
     }
 }
 
-async fn within(request: Request, next: Next) -> Response {
+async fn within(Extension(seat): Extension<Arc<Seat>>, request: Request, next: Next) -> Response {
     let late = || (StatusCode::REQUEST_TIMEOUT, "the request took too long").into_response();
-    tokio::time::timeout(REQUEST, next.run(request)).await.unwrap_or_else(|_| late())
+    seat.set_busy(true);
+    let answer = tokio::time::timeout(REQUEST, next.run(request)).await.unwrap_or_else(|_| late());
+    seat.set_busy(false);
+    answer
 }
 
-async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, app: Router) {
+async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, app: Router, keep: bool) {
     // Of one version only: to find out which, the first bytes would be waited for without end.
     let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD).keep_alive(keep);
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
     let mut connection = std::pin::pin!(connection);
     let served = tokio::select! {
@@ -92,13 +105,14 @@ mod tests {
     use std::net::SocketAddr;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    async fn start(places: usize) -> (SocketAddr, JoinSet<()>) {
+    async fn start(all: usize, per_peer: usize) -> (SocketAddr, JoinSet<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (at, mut tasks) = (listener.local_addr().unwrap(), JoinSet::new());
         let app = Router::new().route("/ok", get(async || "ok")).route("/eat", post(async |body: String| body));
         tasks.spawn(async move {
             let open = |stream: TcpStream| std::future::ready(Some(stream));
-            serve(listener, places, app, &mut JoinSet::new(), open).await;
+            let room = Room { size: Size { all, per_peer }, keep: false };
+            serve(listener, room, app, &mut JoinSet::new(), open).await;
         });
         (at, tasks)
     }
@@ -113,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_says_nothing_is_hung_up_on() {
-        let (at, _tasks) = start(64).await;
+        let (at, _tasks) = start(64, 64).await;
         let mut idle = Vec::new();
         for _ in 0..100 {
             let mut stream = TcpStream::connect(at).await.unwrap();
@@ -129,9 +143,46 @@ mod tests {
         }
     }
 
+    /// Loopback has many addresses.
+    async fn connect(from: u8, at: SocketAddr) -> TcpStream {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, from], 0).into()).unwrap();
+        socket.connect(at).await.unwrap()
+    }
+
+    /// Takes every place it can get, and again, without end.
+    async fn sit_down(from: u8, at: SocketAddr, turns: Arc<std::sync::atomic::AtomicUsize>) {
+        let mut held = std::collections::VecDeque::new();
+        loop {
+            let mut stream = connect(from, at).await;
+            let _ = stream.write_all(b"GET /ok HTTP/1.1\r\nhost: x\r\n").await;
+            held.push_back(stream);
+            if held.len() > 100 {
+                held.pop_front();
+            }
+            turns.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_goes_on_taking_places_keeps_nobody_out() {
+        let (at, mut tasks) = start(32, 8).await;
+        let turns: Arc<std::sync::atomic::AtomicUsize> = Arc::default();
+        (2..10).for_each(|from| drop(tasks.spawn(sit_down(from, at, turns.clone()))));
+        while turns.load(std::sync::atomic::Ordering::Relaxed) < 500 {
+            tokio::task::yield_now().await;
+        }
+        for n in 0..50 {
+            let good = ask(at, "GET /ok HTTP/1.1\r\nhost: x\r\n\r\n");
+            let good = tokio::time::timeout(HEAD, good).await.unwrap_or_else(|_| panic!("{n}: nobody answers"));
+            assert!(good.starts_with("HTTP/1.1 200"), "{n}: {good}");
+        }
+    }
+
     #[tokio::test]
     async fn a_body_has_a_size_and_a_time() {
-        let (at, _tasks) = start(4).await;
+        let (at, _tasks) = start(4, 4).await;
         let head = |length: usize| {
             format!("POST /eat HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n")
         };

@@ -1,7 +1,8 @@
 //! The webhook's listener: HTTPS with a certificate that may change between two connections.
 
 use crate::admission::Admission;
-use crate::listen;
+use crate::listen::{self, Room};
+use crate::seat::Size;
 use anyhow::Context;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -22,8 +23,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// Connections at once: API servers keep a few each.
-const PLACES: usize = 64;
+/// API servers keep a few each, and may all stand behind one address.
+const ROOM: Room = Room { size: Size { all: 1024, per_peer: 256 }, keep: true };
 
 /// What is shown to whoever connects.
 #[derive(Debug, Default)]
@@ -69,7 +70,7 @@ pub async fn serve(
     };
     let mut connections = JoinSet::new();
     tokio::select! {
-        () = listen::serve(listener, PLACES, app, &mut connections, open) => {}
+        () = listen::serve(listener, ROOM, app, &mut connections, open) => {}
         () = end(stop, drain) => {}
     }
     std::future::pending().await
