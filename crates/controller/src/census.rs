@@ -1,17 +1,21 @@
 //! Which node has which policy, from the nodes' reports: a sum a kind says up to which turn of ours a node has everything,
 //! and a policy is where the turn is at least the one at which it became what it is.
 
+use crate::judge::title;
 use beeline_model::Name;
 use beeline_model::fact::Fact;
 use beeline_model::policy::{Policy, PolicyKind, PolicyName};
 use beeline_model::report::{History, Report, Tally};
 use beeline_model::selector::Labels;
 use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 #[derive(Debug, Default)]
 struct Member {
     labels: Option<Labels>,
     report: Option<Report>,
+    /// Since when there is a report and no Node, as far as anybody looked.
+    alone: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +50,8 @@ pub enum Missing {
 
 /// So many are named.
 const NAMED: usize = 3;
+/// So long a report is kept whose Node nobody knows.
+const ALONE: Duration = Duration::from_secs(300);
 
 impl Census {
     pub fn apply(&mut self, fact: &Fact) {
@@ -61,6 +67,7 @@ impl Census {
         match fact {
             Fact::Node(node) => {
                 let member = self.nodes.entry(node.name.clone()).or_default();
+                member.alone = None;
                 if member.labels.as_ref() != Some(&node.labels) {
                     member.labels = Some(node.labels.clone());
                     self.changed = true;
@@ -87,9 +94,16 @@ impl Census {
         }
     }
 
-    /// Reports of nodes that are no more.
-    pub fn stale(&self) -> impl Iterator<Item = &Name> {
-        self.nodes.iter().filter(|(_, member)| member.labels.is_none()).map(|(name, _)| name)
+    /// Some reports of nodes that are no more: a Node may be unknown for a moment, and its agent does not know that its
+    /// report is gone.
+    pub fn stale(&mut self, now: Instant, most: usize) -> Vec<Name> {
+        let alone = self.nodes.iter_mut().filter(|(_, member)| member.labels.is_none());
+        let old = alone.filter_map(|(name, member)| {
+            let since = *member.alone.get_or_insert(now);
+            (now.saturating_duration_since(since) >= ALONE).then(|| name.clone())
+        });
+        let old: Vec<Name> = old.collect();
+        old.into_iter().take(most).collect()
     }
 
     pub fn take_changed(&mut self) -> bool {
@@ -104,7 +118,7 @@ impl Census {
     pub fn count(&self, policy: &Policy) -> Count {
         let mut count = Count::default();
         let turn = self.turns.get(&policy.name).copied().unwrap_or(u64::MAX);
-        let title = policy_title(&policy.name);
+        let title = title(&policy.name);
         for (name, member) in &self.nodes {
             let Some(labels) = &member.labels else { continue };
             if !policy.nodes.as_ref().is_none_or(|selector| selector.matches(labels)) {
@@ -149,11 +163,6 @@ impl Census {
     }
 }
 
-/// As reports name it.
-pub fn policy_title(name: &PolicyName) -> String {
-    format!("{} {}/{}", name.kind, name.namespace, name.name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,9 +182,23 @@ mod tests {
         let others: Vec<Failing> = (0..40).map(|n| failing(n.to_string())).collect();
         census.report("n", Some(tally.report(others)));
         assert_eq!(census.count(&policy).missing, [("n".into(), Missing::Unnamed(8))]);
-        census.report("n", Some(tally.report(vec![failing(policy_title(&policy.name))])));
+        census.report("n", Some(tally.report(vec![failing(title(&policy.name))])));
         assert_eq!(census.count(&policy).missing, [("n".into(), Missing::Failing("full".into()))]);
         census.report("n", Some(tally.report(Vec::new())));
         assert_eq!((census.count(&policy).programmed, census.count(&policy).missing), (1, Vec::new()));
+    }
+
+    #[test]
+    fn a_report_outlives_its_node_for_minutes() {
+        let (mut census, start) = (Census::default(), Instant::now());
+        let node = || Fact::Node(Node::named("local", "n"));
+        census.report("n", Some(Tally::default().report(Vec::new())));
+        assert!(census.stale(start, 9).is_empty(), "its Node may not have been heard of");
+        census.apply(&node());
+        census.apply(&Fact::NodeGone { cluster: "local".into(), name: "n".into() });
+        assert!(census.stale(start + ALONE, 9).is_empty() && census.stale(start + 2 * ALONE, 0).is_empty());
+        assert_eq!(census.stale(start + 2 * ALONE, 9), ["n".into()]);
+        census.apply(&node());
+        assert!(census.stale(start + 9 * ALONE, 9).is_empty());
     }
 }

@@ -9,13 +9,15 @@ pub struct Limit {
 }
 
 impl Limit {
-    pub fn new(tokens: f64) -> Limit {
-        Limit { tokens, at: Instant::now() }
+    pub fn new(tokens: f64, now: Instant) -> Limit {
+        Limit { tokens, at: now }
     }
 
-    pub fn refill(&mut self, rate: f64) {
-        self.tokens = (self.tokens + rate * self.at.elapsed().as_secs_f64()).min(rate.max(1.0) * 2.0);
-        self.at = Instant::now();
+    /// Two seconds' worth are kept at most.
+    pub fn refill(&mut self, rate: f64, now: Instant) {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.tokens = (self.tokens + rate * passed).min(rate.max(1.0) * 2.0);
+        self.at = now;
     }
 
     pub fn take(&mut self) -> bool {
@@ -31,7 +33,20 @@ mod tests {
 
     #[test]
     fn no_more_than_there_are() {
-        let mut limit = Limit::new(1.5);
+        let mut limit = Limit::new(1.5, Instant::now());
         assert!(limit.take() && !limit.take());
+    }
+
+    #[test]
+    fn they_come_with_time_and_do_not_pile_up() {
+        let (start, second) = (Instant::now(), std::time::Duration::from_secs(1));
+        let mut limit = Limit::new(0.0, start);
+        let mut taken = |after: std::time::Duration| {
+            limit.refill(4.0, start + after);
+            std::iter::from_fn(|| limit.take().then_some(())).count()
+        };
+        assert_eq!([taken(second / 8), taken(second / 4), taken(second / 4), taken(second)], [0, 1, 0, 3]);
+        assert_eq!(taken(1000 * second), 8);
+        assert_eq!(taken(second), 0, "time does not go back");
     }
 }

@@ -44,7 +44,7 @@ pub struct Rights {
 
 impl Rights {
     pub fn new(client: Client) -> Rights {
-        Rights { api: Api::all(client), answers: Mutex::default(), limit: Mutex::new(Limit::new(RATE)) }
+        Rights { api: Api::all(client), answers: Mutex::default(), limit: Mutex::new(Limit::new(RATE, Instant::now())) }
     }
 
     pub async fn may_reach(&self, user: &UserInfo) -> Result<bool, Unready> {
@@ -69,7 +69,7 @@ impl Rights {
 
     fn may_ask(&self) -> bool {
         let mut limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
-        limit.refill(RATE);
+        limit.refill(RATE, Instant::now());
         limit.take()
     }
 }

@@ -35,6 +35,10 @@ const CHUNKS: usize = 64;
 const AT_ONCE: usize = 4;
 /// One policy's status is written at most this often.
 const REST: Duration = Duration::from_secs(1);
+const NO_NODES: &str =
+    "no node matches nodeLabelSelector: label a node, or change it (kubectl get nodes --show-labels)";
+/// What to do about nodes that do not say that they have it.
+const PENDING: &str = "does the agent run there, and may it write its report (docs/controller.md)?";
 /// Characters of a message.
 const MESSAGE: usize = 1024;
 
@@ -92,7 +96,7 @@ fn programmed_condition(
     let missing = count.wanted - count.programmed;
     let (status, reason, message) = match judged {
         Err(_) => (false, "NotAccepted", String::new()),
-        Ok(_) if count.wanted == 0 => (false, "NoNodes", "no node matches nodeLabelSelector".to_owned()),
+        Ok(_) if count.wanted == 0 => (false, "NoNodes", NO_NODES.to_owned()),
         Ok(_) if missing == 0 => (true, "Programmed", String::new()),
         Ok(_) => {
             let name = |(node, why): &(beeline_model::Name, Missing)| match why {
@@ -104,7 +108,9 @@ fn programmed_condition(
             let more = if missing > named.len() { ", ..." } else { "" };
             let failed = count.missing.iter().any(|(_, why)| matches!(why, Missing::Failing(_)));
             let reason = if failed { "Failing" } else { "Pending" };
-            (false, reason, format!("{missing} of {} nodes do not have it: {}{more}", count.wanted, named.join(", ")))
+            let next = if failed { "beeline status tells more there" } else { PENDING };
+            let named = named.join(", ");
+            (false, reason, format!("{missing} of {} nodes do not have it: {named}{more}; {next}", count.wanted))
         }
     };
     condition(PROGRAMMED, status, reason, message, policy.generation)
@@ -180,12 +186,23 @@ pub struct Writer {
     queue: Queue<PolicyName>,
     limit: Limit,
     counted: Instant,
+    /// Statuses taken so far.
+    taken: u64,
 }
+
+/// Every so many is a count, should there be any: verdicts without end must not keep counts from being told.
+const COUNTS: u64 = 8;
 
 impl Writer {
     pub fn new(client: Client, world: Arc<Mutex<World>>) -> Writer {
         let pen = Pen { client, world };
-        Writer { pen, queue: Queue::default(), limit: Limit::new(0.0), counted: Instant::now() }
+        Writer {
+            pen,
+            queue: Queue::default(),
+            limit: Limit::new(0.0, Instant::now()),
+            counted: Instant::now(),
+            taken: 0,
+        }
     }
 
     pub async fn run(mut self, mut leader: watch::Receiver<bool>) -> anyhow::Result<()> {
@@ -203,37 +220,38 @@ impl Writer {
     /// One that fails waits its own time; the others are written.
     async fn round(&mut self, leader: &watch::Receiver<bool>) {
         self.sort().await;
-        self.limit.refill(rate(self.pen.with(|world| world.census.size())));
+        self.limit.refill(rate(self.pen.with(|world| world.census.size())), Instant::now());
         let mut running = FuturesUnordered::new();
         while *leader.borrow() {
-            let Some(name) = self.next() else { break };
+            let Some((name, lane)) = self.next() else { break };
             let pen = self.pen.clone();
-            running.push(async move { (pen.write(&name).await, name) });
+            running.push(async move { (pen.write(&name).await, name, lane) });
             if running.len() >= AT_ONCE
-                && let Some((written, name)) = running.next().await
+                && let Some((written, name, lane)) = running.next().await
             {
-                self.settle(name, written);
+                self.settle(name, lane, written);
             }
         }
-        while let Some((written, name)) = running.next().await {
-            self.settle(name, written);
+        while let Some((written, name, lane)) = running.next().await {
+            self.settle(name, lane, written);
         }
     }
 
-    fn next(&mut self) -> Option<PolicyName> {
+    fn next(&mut self) -> Option<(PolicyName, Lane)> {
         if self.queue.len().0 == 0 || !self.limit.take() {
             return None;
         }
-        let now = Instant::now();
-        self.queue.take(Lane::First, now).or_else(|| self.queue.take(Lane::Then, now))
+        self.taken += 1;
+        take_turn(&mut self.queue, self.taken, Instant::now())
     }
 
-    fn settle(&mut self, name: PolicyName, written: Result<(), kube::Error>) {
+    /// What failed comes again in its own lane.
+    fn settle(&mut self, name: PolicyName, lane: Lane, written: Result<(), kube::Error>) {
         match written {
             Ok(()) => self.queue.done(name, Instant::now() + REST),
             Err(error) => {
                 tracing::warn!("the status of {name} cannot be written: {error}");
-                self.queue.fail(name, Lane::Then, Instant::now(), longest(&error));
+                self.queue.fail(name, lane, Instant::now(), longest(&error));
             }
         }
     }
@@ -263,6 +281,14 @@ impl Writer {
             Standing::Verdict => self.queue.put(name, Lane::First),
         }
     }
+}
+
+fn take_turn(queue: &mut Queue<PolicyName>, turn: u64, now: Instant) -> Option<(PolicyName, Lane)> {
+    let mut lanes = [Lane::First, Lane::Then];
+    if turn.is_multiple_of(COUNTS) {
+        lanes.reverse();
+    }
+    lanes.into_iter().find_map(|lane| Some((queue.take(lane, now)?, lane)))
 }
 
 /// How what is said of a policy stands to what should be said.
@@ -351,6 +377,22 @@ mod tests {
     #[test]
     fn what_statuses_may_cost() {
         assert_eq!((rate(3), rate(200), rate(5000)), (100.0, 100.0, 4.0));
+    }
+
+    #[test]
+    fn verdicts_without_end_let_counts_through() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let name = |n: u64| crate::judge::tests::policy(PolicyKind::Balancing, &format!("p{n}"), 1, None).name;
+        queue.put(name(1000), Lane::Then);
+        let mut lanes = Vec::new();
+        for turn in 1..=2 * COUNTS {
+            queue.put(name(turn), Lane::First);
+            let (taken, lane) = take_turn(&mut queue, turn, now).unwrap();
+            queue.skip(&taken);
+            lanes.push(lane);
+        }
+        assert_eq!(lanes.iter().position(|lane| *lane == Lane::Then), Some(COUNTS as usize - 1));
+        assert_eq!(lanes.iter().filter(|lane| **lane == Lane::Then).count(), 1, "there is no other");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::DeleteParams;
 use kube::{Api, Client};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 const AT_A_TIME: usize = 20;
@@ -34,9 +34,9 @@ pub async fn sweep(
 }
 
 fn stale(world: &Mutex<World>) -> Vec<Name> {
-    let world = world.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
     match world.is_current() {
-        true => world.census.stale().take(AT_A_TIME).cloned().collect(),
+        true => world.census.stale(Instant::now(), AT_A_TIME),
         false => Vec::new(),
     }
 }

@@ -164,12 +164,7 @@ impl Follow {
 
     /// Where nobody has installed it there is none; but only discovery can say so. Looks again now and then, and when
     /// others have been listed.
-    async fn miss<K: Followed>(
-        &self,
-        client: &Client,
-        absence: &mut Absence,
-        search: &mut Pause,
-    ) -> Result<(), Ended> {
+    async fn miss<K: Followed>(&self, client: &Client, absence: &mut Absence, search: &mut Pause) -> Result<(), Ended> {
         if !absence.is_sure() {
             let unserved = absence::is_unserved(client, K::PATH, self.patience).await;
             absence.look(unserved, Instant::now());

@@ -1,6 +1,7 @@
 //! What this node has programmed, told in one small object of its own: a Lease, which nobody but the controller watches.
-//! Written only when it changed, and at most once in a period; a random part of it is waited first, since every node of
-//! the cluster has the same news at the same moment.
+//! Written when it changed, at most once in a period; a random part of it is waited first, since every node of the cluster
+//! has the same news at the same moment. And now and then without news: somebody may have deleted it. What is there
+//! already is no write to the API server.
 
 use super::pause::Pause;
 use beeline_model::report::Report;
@@ -13,6 +14,9 @@ use tokio::sync::watch;
 pub const REPORT: &str = "beeline.dev/report";
 /// The report itself, as JSON.
 pub const PROGRAMMED: &str = "beeline.dev/programmed";
+
+/// It is written again after about this long.
+const AGAIN: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 pub struct Reports {
@@ -54,8 +58,10 @@ pub(crate) async fn keep(client: kube::Client, namespace: String, node: String, 
             pause.reset();
         }
         tokio::time::sleep(reports.period.saturating_sub(start.elapsed())).await;
-        if reports.what.changed().await.is_err() {
-            return;
+        match tokio::time::timeout(AGAIN.mul_f64(0.75 + fastrand::f64() / 2.0), reports.what.changed()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return,
+            Err(_) => written = None,
         }
     }
 }
