@@ -17,7 +17,7 @@ impl Limit {
     pub fn refill(&mut self, rate: f64, now: Instant) {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
         self.tokens = (self.tokens + rate * passed).min(rate.max(1.0) * 2.0);
-        self.at = now;
+        self.at = self.at.max(now);
     }
 
     pub fn take(&mut self) -> bool {

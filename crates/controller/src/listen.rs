@@ -157,7 +157,7 @@ mod tests {
             let mut stream = connect(from, at).await;
             let _ = stream.write_all(b"GET /ok HTTP/1.1\r\nhost: x\r\n").await;
             held.push_back(stream);
-            if held.len() > 100 {
+            if held.len() > 40 {
                 held.pop_front();
             }
             turns.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -107,3 +107,37 @@ fn what_is_missing_once_may_be_there_a_moment_later() {
         assert_eq!(listener.said.policies.len(), 1);
     });
 }
+
+/// Rights that are gone for a moment, as while a server starts: whoever believed that there are no policies would take
+/// their rows away.
+#[test]
+fn whoever_is_denied_for_a_moment_takes_no_policy_for_gone() {
+    with_cluster(async |cluster: &mut Cluster| {
+        let redirect = json!({
+            "metadata": { "name": "a", "namespace": "default", "uid": "u", "generation": 1 },
+            "spec": { "frontend": { "serviceMatcher": { "serviceName": "web" } },
+                      "backend": { "endpointSelector": {}, "toPorts": [{ "port": 80, "protocol": "TCP" }] } },
+        });
+        let start = Instant::now();
+        let denies = move |asked: &str| {
+            let policies = asked.contains("/localredirectpolicies");
+            match start.elapsed().as_millis() {
+                0..1500 => Some(status(403, "Forbidden", json!({}))),
+                1500..3000 if policies => Some(status(403, "Forbidden", json!({}))),
+                3000..4500 if policies => Some(status(404, "NotFound", json!({}))),
+                _ if policies => Some((200, json!({ "metadata": { "resourceVersion": "7" }, "items": [redirect] }))),
+                _ => None,
+            }
+        };
+        let front = Front::of(cluster, denies).await;
+        let mut listener = Listener::to(Server { access: cluster.access(&[&front.url]), ..cluster.server() });
+        listener.until("Services are served", |l| l.last.synced).await;
+        assert!(start.elapsed() < Duration::from_secs(20), "after {:?}", start.elapsed());
+        let whole = |l: &Listener| {
+            assert!(!l.last.whole || l.said.policies.len() == 1, "policies are taken for gone");
+            l.last.whole
+        };
+        // The other kind is really not there: discovery says so.
+        listener.until("all is known", whole).await;
+    });
+}

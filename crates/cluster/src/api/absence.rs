@@ -4,8 +4,7 @@
 use kube::Client;
 use std::time::{Duration, Instant};
 
-/// Looks before others stop waiting for it.
-const LOOKS: u32 = 2;
+/// So long others wait for it.
 const MOMENT: Duration = Duration::from_millis(500);
 /// Between two answers of discovery that together are believed.
 const APART: Duration = Duration::from_secs(5);
@@ -14,7 +13,8 @@ const ALWAYS: &str = "discovery.k8s.io";
 
 #[derive(Debug, Default)]
 pub(crate) struct Absence {
-    looks: u32,
+    since: Option<Instant>,
+    likely: bool,
     /// Since when discovery does not name it, asked again and again.
     unserved: Option<Instant>,
     sure: bool,
@@ -23,7 +23,8 @@ pub(crate) struct Absence {
 impl Absence {
     /// It was not found, and this is what discovery says.
     pub(crate) fn look(&mut self, unserved: bool, now: Instant) {
-        self.looks = self.looks.saturating_add(1);
+        let since = *self.since.get_or_insert(now);
+        self.likely |= now.saturating_duration_since(since) >= MOMENT;
         if !unserved {
             self.unserved = None;
             return;
@@ -33,7 +34,7 @@ impl Absence {
     }
 
     pub(crate) fn is_likely(&self) -> bool {
-        self.looks >= LOOKS
+        self.likely
     }
 
     pub(crate) fn is_sure(&self) -> bool {
@@ -42,7 +43,7 @@ impl Absence {
 
     /// Until the next look.
     pub(crate) fn wait(&self) -> Duration {
-        if self.is_likely() { APART } else { MOMENT }
+        if self.likely { APART } else { MOMENT }
     }
 }
 
