@@ -196,7 +196,9 @@ async fn an_agent_speaks_for_its_own_node(cluster: &Cluster<'_>) {
     for path in [format!("{LEASES}/kube-system/leases"), format!("{LEASES}/kube-node-lease/leases")] {
         assert!(own.send("POST", &path, &lease("node-1")).await.is_err(), "{path}");
     }
-    let taints = json!({ "spec": { "taints": [] } });
+    // The API server itself gives every new Node this one.
+    let kept = json!({ "key": "node.kubernetes.io/not-ready", "effect": "NoSchedule" });
+    let taints = json!({ "spec": { "taints": [kept] } });
     own.send("PATCH", &format!("{NODES}/node-1"), &taints).await.unwrap();
     let said = own.send("PATCH", &format!("{NODES}/node-2"), &taints).await.unwrap_err();
     assert!(said.contains("its own Node"), "{said}");
