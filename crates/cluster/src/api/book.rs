@@ -505,8 +505,8 @@ mod tests {
         let (mut book, start, second) = (base(), Instant::now(), Duration::from_secs(1));
         tell(&mut book, [Kind::LocalRedirect, Kind::EndpointSlice].map(News::Done));
         let mut said = |at: u32, denied: bool| {
-            let batch = tell_at(&mut book, start + at * second, [failed(Kind::Balancing, denied)]);
-            (batch.synced, batch.whole)
+            tell_at(&mut book, start + at * second, [failed(Kind::Balancing, denied)]);
+            (book.is_synced(), book.is_whole())
         };
         assert_eq!([said(0, true), said(1, true), said(29, true)], [(true, false); 3], "a moment is no proof");
         assert_eq!([said(30, false), said(31, true), said(60, true)].map(|said| said.1), [false; 3], "not in a row");
