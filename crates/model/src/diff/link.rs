@@ -27,16 +27,19 @@ impl<M: Maps> Work<'_, M> {
         }
     }
 
+    fn owner_of(&self, set: SetId) -> Option<OwnerName> {
+        Some(self.tables.port_name(self.tables.owner_of(set)?)?.service)
+    }
+
     /// A set of a policy that nobody could list yet, and that goes before who would take its place.
     pub(super) fn is_unlisted_above(&self, set: SetId, newcomer: u8) -> bool {
-        let owner = || Some(self.tables.port_name(self.tables.owner_of(set)?)?.service);
-        !self.tables.unlisted.is_empty()
-            && owner().is_some_and(|name| rank(&name) > newcomer && self.tables.unlisted.contains(name.cluster()))
+        let owner = self.owner_of(set);
+        owner.is_some_and(|name| rank(&name) > newcomer && self.tables.unlisted.contains(name.cluster()))
     }
 
     fn keeps_link(&self, old: SetId, new: SetId) -> bool {
-        let owner = || Some(self.tables.port_name(self.tables.owner_of(new)?)?.service);
-        self.is_unlisted_above(old, owner().map_or(0, |name| rank(&name)))
+        let newcomer = || self.owner_of(new).map_or(0, |name| rank(&name));
+        !self.tables.unlisted.is_empty() && self.is_unlisted_above(old, newcomer())
     }
 
     pub(super) fn no_room_below(&self, plan: &SetPlan, next: SetId) -> Option<MapError> {

@@ -21,13 +21,15 @@ pub(super) fn backends(
     family: Family,
     refusals: &mut Vec<Refusal>,
 ) -> Vec<BackendPlan> {
-    let mut found = match &policy.target {
-        Target::LocalPods { selector, .. } => local_pods(policy, selector, ground, pair, family, refusals),
-        Target::Pods { .. } => published(policy, ground, pair, family, refusals),
-        Target::Addresses { addresses, .. } => fixed(addresses, pair, family),
+    let shape = shape_of(ground.slices, policy);
+    let mut found = match (&policy.target, shape) {
+        (Target::LocalPods { selector, .. }, _) => local_pods(policy, selector, ground, pair, family, refusals),
+        (Target::Addresses { addresses, .. }, _) => fixed(addresses, pair, family),
+        (Target::Pods { .. }, Some(shape)) => Published { policy, ground, pair, family, shape }.backends(refusals),
+        (Target::Pods { .. }, None) => Vec::new(),
     };
     found.sort();
-    if shape_of(ground.slices, policy).is_some_and(|shape| shape.mode == RedirectMode::NodeProxy) {
+    if shape.is_some_and(|shape| shape.mode == RedirectMode::NodeProxy) {
         weigh(found)
     } else {
         found.dedup();
@@ -121,17 +123,6 @@ pub(crate) fn shape_of(slices: &[PolicySlice], policy: &Policy) -> Option<Shape>
     let mut shapes = slices.iter().filter(|slice| slice.uid == policy.uid).filter_map(|slice| slice.shape);
     let first = shapes.clone().next()?;
     Some(if shapes.any(|shape| shape == wanted) { wanted } else { first })
-}
-
-fn published(
-    policy: &Policy,
-    ground: &Ground<'_>,
-    pair: &Pair,
-    family: Family,
-    refusals: &mut Vec<Refusal>,
-) -> Vec<BackendPlan> {
-    let shape = shape_of(ground.slices, policy);
-    shape.map_or_else(Vec::new, |shape| Published { policy, ground, pair, family, shape }.backends(refusals))
 }
 
 impl Published<'_> {
