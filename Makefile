@@ -12,8 +12,9 @@ export PATH := $(BEELINE_CACHE)/bin:$(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
 FUZZ_TARGET ?= convert
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-cluster bench-candidates fuzz \
-	test-kernels test-chart test-rights release-arm64 image cluster cluster-down test-cluster conformance clean
+.PHONY: help setup build other-layout release demo test-quick test test-all check bench bench-cluster bench-outside bench-candidates fuzz \
+	test-kernels test-outside test-edge test-vm test-chart test-rights release-arm64 image deb test-deb cluster cluster-down test-cluster \
+	conformance clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,11 +39,11 @@ test-quick: ## every test that needs no cluster, on the real kernel; root, a few
 
 # Cargo's compiling and tests first, Go's compiling (10 minutes, the first time) after them: neither needs the other, and
 # two cores are busy with one. A failure of the first does not keep the rest from running.
-test: ## all tests: on the real kernel, then in a real Kubernetes of three nodes; builds Kubernetes the first time
-	@scripts/setup.sh build test cluster
+test: ## all tests: on the real kernel, in a real Kubernetes of three nodes, from hosts outside it; builds Kubernetes the first time
+	@scripts/setup.sh build test cluster outside
 	$(MAKE) other-layout
 	cargo build --workspace
-	@scripts/cargo-test.sh host server cluster
+	@scripts/cargo-test.sh host server cluster stand
 
 test-all: ## test, check, release builds, conformance, other kernels, fuzzing, bench: the long way round
 	BEELINE_LONG=1 $(MAKE) test
@@ -52,8 +53,12 @@ test-all: ## test, check, release builds, conformance, other kernels, fuzzing, b
 	$(MAKE) image
 	$(MAKE) test-chart
 	$(MAKE) test-rights
+	$(MAKE) test-deb
 	$(MAKE) conformance
 	$(MAKE) test-kernels
+	$(MAKE) test-outside
+	$(MAKE) test-edge
+	$(MAKE) test-vm
 	$(MAKE) fuzz
 	$(MAKE) bench
 	@echo "test-all: everything passed"
@@ -63,7 +68,7 @@ check: ## formatting, lints, licences and sources of dependencies, shell syntax
 	cargo fmt --all --check
 	clang-format-19 --dry-run -Werror $(wildcard bpf/*.[ch] crates/*/bpf/*.[ch])
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy --workspace --test cluster --test api_server -- -D warnings
+	cargo clippy --workspace --test cluster --test api_server --test kubeedge --test outside --test guest -- -D warnings
 	cargo-deny --log-level error check bans licenses sources
 	for script in .ci/run scripts/*.sh deploy/kubectl-beeline deploy/detach-wait; do bash -n "$$script"; done
 	busybox sh -n scripts/kernels/init 2>/dev/null || sh -n scripts/kernels/init
@@ -79,6 +84,13 @@ bench-cluster: ## a node on a real API server, against kube-proxy in both modes;
 	$(MAKE) release
 	target/release/kit build
 	target/release/beeline-bench cluster $(BENCH)
+
+# BENCH are options of `beeline-bench outside`, such as --quick.
+bench-outside: ## from a host outside: 40,000 connections to one service, dials per second, against plain nodePorts
+	@scripts/setup.sh build test cluster
+	$(MAKE) release
+	target/release/kit build
+	target/release/beeline-bench outside $(BENCH)
 
 bench-candidates: ## the table layouts and socket records that were compared
 	@scripts/setup.sh build test
@@ -111,6 +123,21 @@ test-cluster: ## the part of test that needs Kubernetes: the API server's tests,
 	cargo build --workspace
 	@scripts/cargo-test.sh server cluster
 
+test-outside: ## hosts outside a cluster: routed, learned by BGP, default route, none, NAT, macvlan pods, several clusters
+	@scripts/setup.sh build outside
+	cargo build --workspace
+	@scripts/cargo-test.sh outside
+
+test-edge: ## KubeEdge's own cloudcore and edgecore, and the agent on an edge node: cut off, restarted, back
+	@scripts/setup.sh build test cluster
+	cargo build --workspace
+	@scripts/cargo-test.sh edge
+
+test-vm: ## a Debian guest under qemu without KVM: joins by the package, serves offline; and one behind passt on a node
+	@scripts/setup.sh build guest deb
+	cargo build --workspace
+	BEELINE_DEB=$$(realpath "$$(scripts/deb.sh target/debug/beeline)") scripts/cargo-test.sh guest
+
 # PROXY=nftables runs the same specs with upstream's kube-proxy instead of Beeline, for comparison.
 conformance: ## upstream's own Services specs against the cluster, with Beeline and no kube-proxy; builds them the first time
 	@scripts/setup.sh build cluster
@@ -135,6 +162,17 @@ test-rights: ## the agent with exactly the manifest's capabilities, and without 
 
 release-arm64: ## the release binary for arm64, cross-compiled
 	scripts/cross-arm64.sh
+
+# DEB_BINARY packs another binary than the release build, which is then not made.
+deb: ## a Debian package for hosts outside of a cluster: binary, unit, man pages, completions; into target/deb
+	@scripts/setup.sh build deb
+	$(if $(DEB_BINARY),,$(MAKE) release)
+	scripts/deb.sh $(DEB_BINARY)
+
+test-deb: ## the package installs, upgrades and purges in a root of its own, and systemd takes its unit
+	@scripts/setup.sh build deb
+	cargo build --workspace
+	scripts/deb-check.sh target/debug/beeline
 
 image: ## the container image from deploy/Dockerfile by buildah, tried, at target/image/beeline.tar; pulls nothing
 	@scripts/setup.sh build image

@@ -6,6 +6,10 @@
 #   host      everything that needs no cluster, on the running kernel
 #   server    the agent and its source against etcd and kube-apiserver, which the kit builds
 #   cluster   in a real Kubernetes of three nodes, which is started and ended here
+#   stand     from hosts outside such a cluster, which has kube-proxy on its nodes: routed, macvlan, at the edge, bad claims
+#   outside   the same, by node, routes that come and go, the ground of it, three clusters with the same ranges under faults
+#   edge      on an edge node of KubeEdge, whose programs the kit builds, with an API server in the cloud
+#   guest     with virtual machines beside such a cluster
 #
 # A part that fails does not keep the next from running; one that could not run at all is a failure with its name.
 set -euo pipefail
@@ -20,11 +24,22 @@ host() { cargo test --workspace --no-fail-fast; }
 
 server() { "$kit" build --helm && cargo test --workspace --test api_server -- --test-threads=1; }
 
+cluster() { in_cluster cluster ""; }
+
+stand() { in_cluster outside "--skip ground:: --skip several:: --skip flap:: --skip node::" --proxy nftables; }
+
+outside() { in_cluster outside "" --proxy nftables; }
+
+edge() { "$kit" build --edge && cargo test --workspace --test kubeedge -- --nocapture --test-threads=1; }
+
+guest() { scripts/guest.sh && in_cluster guest ""; }
+
 # Ends the cluster also after a failure; its logs stay in the cache.
-cluster() {
-    local code=0
+in_cluster() {
+    local name=$1 skip=$2 code=0
+    shift 2
     "$kit" build --helm && "$kit" down || return
-    { "$kit" up && cargo test --workspace --test cluster -- --nocapture --test-threads=1; } || code=$?
+    { "$kit" up "$@" && cargo test --workspace --test "$name" -- --nocapture --test-threads=1 $skip; } || code=$?
     "$kit" down || code=$?
     return "$code"
 }
@@ -33,8 +48,8 @@ cluster() {
 status=0
 : >"$log"
 for part in "$@"; do
-    [[ $part == host || $part == server || $part == cluster ]] || {
-        echo "test: there is no part '$part': host, server or cluster" >&2
+    [[ " host server cluster stand outside edge guest " == *" $part "* ]] || {
+        echo "test: there is no part '$part': host, server, cluster, stand, outside, edge or guest" >&2
         exit 2
     }
     echo "== part $part" | tee -a "$log"

@@ -12,6 +12,9 @@
 #   cluster   run, and what nodes of a Kubernetes on this machine call (the kit fetches the rest into its cache)
 #   cross     a C compiler for arm64
 #   image     what builds a container image without a daemon
+#   deb       what a Debian package is packed and tried with
+#   outside   cluster, and what hosts outside of it call
+#   guest     qemu, and what a whole Debian guest is made of
 #
 # Made for Debian 12 with root, git, make and a Rust toolchain. On another system it names the packages that it would
 # have installed and goes on if the programs are there. Cargo tools go to ${BEELINE_CACHE:-~/.cache/beeline}, outside
@@ -40,7 +43,10 @@ kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iprou
 fuzz_packages=(g++)
 cluster_packages=(conntrack curl ethtool gcc iptables libc6-dev libseccomp2 nftables openssl procps python3-pip socat)
 image_packages=(buildah mmdebstrap)
+outside_packages=(bird2 hostname)
+guest_packages=(e2fsprogs mmdebstrap passt qemu-system-x86)
 cross_packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross dpkg)
+deb_packages=(binutils busybox-static dpkg-dev gzip systemd xz-utils)
 
 missing_packages() {
     local package
@@ -78,19 +84,19 @@ apt_install() {
     rm -f "$log"
 }
 
-# A package may bring a daemon (unbound listens on port 53). The tests start their own, so nothing is to start here,
+# A package may bring a daemon (unbound listens on port 53, bird on port 179). The tests start their own, so nothing is to start here,
 # now or at the next boot. Where the machine has a policy of its own, that one holds.
 without_services() {
-    local policy=/usr/sbin/policy-rc.d had_unbound
-    had_unbound=$(missing_packages unbound)
+    local policy=/usr/sbin/policy-rc.d had package
+    had=$(missing_packages unbound bird2)
     if [[ ! -e $policy ]]; then
         trap 'rm -f /usr/sbin/policy-rc.d' EXIT
         printf '#!/bin/sh\nexit 101\n' >"$policy"
         chmod 755 "$policy"
     fi
     "$@"
-    if [[ $had_unbound && -z $(missing_packages unbound) && -d /run/systemd/system ]]; then
-        systemctl disable unbound.service >/dev/null 2>&1 || true
+    if [[ $had && -d /run/systemd/system ]]; then
+        for package in $had; do systemctl disable "${package/bird2/bird}.service" >/dev/null 2>&1 || true; done
     fi
     if [[ -n $(trap -p EXIT) ]]; then
         rm -f "$policy"
@@ -251,11 +257,20 @@ profile() {
             ;;
         cross) packages cross "${cross_packages[@]}" ;;
         image) packages image "${image_packages[@]}" ;;
-        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross|image" ;;
+        deb) packages deb "${deb_packages[@]}" ;;
+        outside)
+            profile cluster
+            packages outside "${outside_packages[@]}"
+            ;;
+        guest)
+            profile cluster
+            packages guest "${guest_packages[@]}"
+            ;;
+        *) die "a profile named '$1'" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross|image|deb|outside|guest" ;;
     esac
 }
 
-(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross|image"
+(($#)) || die "a profile" "scripts/setup.sh build|run|test|check|kernels|fuzz|cluster|cross|image|deb|outside|guest"
 for name in "$@"; do
     profile "$name"
 done

@@ -1,15 +1,23 @@
 //! Why each endpoint of a service port is in a set or out of it: the selection itself, asked for its reasons.
 
-use beeline_model::plan::candidates;
+use beeline_model::fact::Policy;
+use beeline_model::plan::away::node_port;
+use beeline_model::plan::{Surroundings, candidates};
 use beeline_model::planner::Planner;
+use beeline_model::rules::StandPoint;
 use beeline_model::select::{Candidate, Selection, Topology, select};
-use beeline_model::{Family, PortName};
+use beeline_model::stand::order::Bar;
+use beeline_model::stand::way::Way;
+use beeline_model::{Address, Family, PortName};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explained {
     pub service: String,
+    pub cluster: String,
+    /// What the cluster's place in the order means for its addresses; none where it is the only one.
+    pub notes: Vec<String>,
     pub internal_policy: String,
     pub external_policy: String,
     pub families: Vec<ExplainedFamily>,
@@ -33,37 +41,78 @@ pub struct ExplainedEndpoint {
     pub in_cluster_set: bool,
     pub in_local_set: bool,
     pub why: String,
+    /// How it is reached from where this host stands; none on a node of the cluster.
+    pub way: Option<String>,
 }
 
 pub fn explain(planner: &Planner, owner: &PortName) -> Option<Explained> {
     let service = planner.service(&owner.service)?;
     let port = service.ports.iter().find(|p| p.name == owner.port && p.protocol == owner.protocol)?;
-    let around = planner.surroundings();
+    let around = planner.surroundings(owner.service.cluster())?;
+    let ground = around.way();
+    let tell = |c: &Candidate| {
+        let hops = service.external == Policy::Cluster;
+        tell_way(&ground.way(c, node_port(service, port)), node_port(service, port), hops)
+    };
+    let tell: Option<&Tell<'_>> = (ground.stand != StandPoint::Node).then_some(&tell);
     let families = Family::BOTH.into_iter().filter(|f| service.cluster_ip(*f).is_some());
     let families = families.map(|family| {
         let found = candidates(port, family, planner.slices_of(&owner.service), &around);
-        family_of(family, &select(found, &around.place))
+        family_of(family, &select(found, &around.place), tell)
     });
     Some(Explained {
         service: owner.service.to_string(),
+        cluster: owner.service.cluster().into(),
+        notes: service.cluster_ips.iter().flat_map(|address| notes(planner, &around, *address)).collect(),
         internal_policy: format!("{:?}", service.internal),
         external_policy: format!("{:?}", service.external),
         families: families.collect(),
     })
 }
 
-fn family_of(family: Family, selection: &Selection) -> ExplainedFamily {
+type Tell<'a> = dyn Fn(&Candidate) -> String + 'a;
+
+fn tell_way(way: &Way, node_port: u16, hops: bool) -> String {
+    match way {
+        Way::Direct => "direct".into(),
+        Way::Node { address, well } => {
+            let at = std::net::SocketAddr::new(address.ip(), node_port);
+            let hop = if hops { "; the node may hop again (external Cluster)" } else { "" };
+            let ill = if *well { "" } else { "; the node is not ready, and left out while others are" };
+            format!("by its node, {at}{hop}{ill}")
+        }
+        Way::Unreachable(why) => format!("unreachable: {why}"),
+    }
+}
+
+/// View by view, who has this address instead.
+fn notes(planner: &Planner, around: &Surroundings<'_>, address: Address) -> Vec<String> {
+    let mut notes = Vec::new();
+    for seat in &around.outlook.seats {
+        let view = planner.order().view_name(seat.view).map_or_else(String::new, |name| format!("in view {name} "));
+        match seat.bar(address) {
+            None => {}
+            Some(Bar::Owned { by, range }) => notes.push(format!("{view}{address} is cluster {by}'s, in {range}")),
+            Some(Bar::Unknown(by)) => {
+                notes.push(format!("{view}{address} waits: the service ranges of cluster {by} are unknown"))
+            }
+        }
+    }
+    notes
+}
+
+fn family_of(family: Family, selection: &Selection, tell: Option<&Tell<'_>>) -> ExplainedFamily {
     let topology = match selection.topology {
         Topology::None => "no endpoint is ready",
         Topology::All => "all: no hints, or one ready endpoint has none, or none names us",
         Topology::SameNode => "same node: every ready endpoint has node hints and one names this node",
         Topology::SameZone => "same zone: every ready endpoint has zone hints and one names our zone",
     };
-    let endpoints = (0..selection.candidates.len()).map(|i| endpoint(i, selection)).collect();
+    let endpoints = (0..selection.candidates.len()).map(|i| endpoint(i, selection, tell)).collect();
     ExplainedFamily { family: family.to_string(), topology: topology.into(), endpoints }
 }
 
-fn endpoint(index: usize, selection: &Selection) -> ExplainedEndpoint {
+fn endpoint(index: usize, selection: &Selection, tell: Option<&Tell<'_>>) -> ExplainedEndpoint {
     let c = &selection.candidates[index];
     let (cluster, local) = (selection.cluster.contains(&index), selection.local.contains(&index));
     ExplainedEndpoint {
@@ -74,6 +123,7 @@ fn endpoint(index: usize, selection: &Selection) -> ExplainedEndpoint {
         in_cluster_set: cluster,
         in_local_set: local,
         why: why(c, cluster, local, selection),
+        way: tell.map(|tell| tell(c)),
     }
 }
 

@@ -2,6 +2,7 @@
 //! are found by the kubelet's naming; both change all the time, so a cgroup that is not known yet is looked for again.
 
 use beeline_datapath::pod::{PodCgroup, pods_below};
+use beeline_model::Name;
 use beeline_model::fact::{Fact, Pod, PodName};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -18,6 +19,23 @@ pub struct Who {
     pub pod: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
+}
+
+/// What a pod asks for by annotation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    pub untouched: bool,
+    pub view: Option<Name>,
+}
+
+impl Asked {
+    fn by(pod: &Pod) -> Asked {
+        Asked { untouched: pod.untouched, view: pod.view.clone() }
+    }
+
+    fn is_nothing(&self) -> bool {
+        *self == Asked::default()
+    }
 }
 
 /// Shared by the owner, which hears of pods, and the reader of events, which asks.
@@ -42,7 +60,7 @@ impl Identities {
         Identities { root: root.to_owned(), inner: Mutex::default() }
     }
 
-    /// Says whether pods that ask to be left alone may be others now.
+    /// Says whether pods that ask for something may be others now.
     pub fn apply(&self, fact: &Fact) -> bool {
         self.with(|inner| match fact {
             Fact::Pod(pod) => inner.insert(pod.clone()),
@@ -60,20 +78,22 @@ impl Identities {
         })
     }
 
-    /// Cgroups of the pods that ask to be left alone, and whether all of them have one by now.
-    pub fn untouched(&self) -> (Vec<PathBuf>, bool) {
-        let wanted: Vec<Box<str>> = self.with(|inner| {
-            let untouched = inner.pods.values().filter(|pod| pod.untouched);
-            untouched.map(|pod| pod.uid.clone()).collect()
+    /// Cgroups of the pods that ask for something, and whether all of them have one by now.
+    pub fn asking(&self) -> (Vec<(PathBuf, Asked)>, bool) {
+        let wanted: Vec<(Box<str>, Asked)> = self.with(|inner| {
+            let all = inner.pods.values().map(|pod| (pod.uid.clone(), Asked::by(pod)));
+            all.filter(|(_, asked)| !asked.is_nothing()).collect()
         });
         if wanted.is_empty() {
             return (Vec::new(), true);
         }
         let found: HashMap<String, PathBuf> =
             pods_below(&self.root).into_iter().map(|PodCgroup { uid, path, .. }| (uid, path)).collect();
-        let paths: Vec<PathBuf> = wanted.iter().filter_map(|uid| found.get(&**uid)).cloned().collect();
-        let complete = paths.len() == wanted.len();
-        (paths, complete)
+        let count = wanted.len();
+        let all = wanted.into_iter().filter_map(|(uid, asked)| Some((found.get(&*uid)?.clone(), asked)));
+        let all: Vec<(PathBuf, Asked)> = all.collect();
+        let complete = all.len() == count;
+        (all, complete)
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
@@ -84,18 +104,18 @@ impl Identities {
 impl Inner {
     fn insert(&mut self, pod: Pod) -> bool {
         self.by_uid.insert(pod.uid.clone(), pod.name.clone());
-        let (untouched, uid) = (pod.untouched, pod.uid.clone());
+        let (asks, uid) = (Asked::by(&pod), pod.uid.clone());
         let old = self.pods.insert(pod.name.clone(), pod);
-        let was = old.as_ref().is_some_and(|old| old.untouched);
+        let asked = old.as_ref().map(Asked::by).unwrap_or_default();
         let replaced = old.filter(|old| old.uid != uid);
         replaced.iter().for_each(|old| drop(self.by_uid.remove(&old.uid)));
-        untouched != was || untouched && replaced.is_some()
+        asks != asked || !asks.is_nothing() && replaced.is_some()
     }
 
     fn remove(&mut self, name: &PodName) -> bool {
         let Some(old) = self.pods.remove(name) else { return false };
         self.by_uid.remove(&old.uid);
-        old.untouched
+        !Asked::by(&old).is_nothing()
     }
 
     fn walk(&mut self, root: &Path) {

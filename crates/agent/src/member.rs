@@ -117,6 +117,7 @@ mod tests {
             addresses: ["10.244.1.5".parse::<std::net::IpAddr>().unwrap().into()].into(),
             containers: [].into(),
             untouched: false,
+            view: None,
             labels: Labels::from([("app".into(), app.into())]),
             ready: true,
             ports: [].into(),

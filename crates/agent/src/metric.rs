@@ -1,9 +1,11 @@
 //! Metrics, rendered when asked. kube-proxy's names where dashboards already read them, ours are `beeline_*`.
 
 use crate::health::{Health, Page};
+use crate::source::Source;
 use crate::state::State;
 use beeline_model::PortName;
 use beeline_model::policy::PolicyKind;
+use beeline_model::reach::Found;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -16,6 +18,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PortLabels {
     kind: &'static str,
+    cluster: String,
     namespace: String,
     service: String,
     port: String,
@@ -30,6 +33,7 @@ impl PortLabels {
                 Some(PolicyKind::LocalRedirect) => "localRedirect",
                 Some(PolicyKind::Balancing) => "balancing",
             },
+            cluster: name.service.cluster().into(),
             namespace: name.service.namespace().into(),
             service: name.service.name().into(),
             port: name.port.to_string(),
@@ -38,14 +42,15 @@ impl PortLabels {
     }
 
     fn backend(&self, address: String) -> BackendLabels {
-        let PortLabels { kind, namespace, service, port, protocol } = self.clone();
-        BackendLabels { kind, namespace, service, port, protocol, address }
+        let PortLabels { kind, cluster, namespace, service, port, protocol } = self.clone();
+        BackendLabels { kind, cluster, namespace, service, port, protocol, address }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct BackendLabels {
     kind: &'static str,
+    cluster: String,
     namespace: String,
     service: String,
     port: String,
@@ -54,13 +59,25 @@ struct BackendLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OneLabel {
-    reason: String,
+struct ClusterLabel {
+    cluster: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReachLabels {
+    cluster: String,
+    found: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Code {
     code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Question {
+    r#type: String,
+    result: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -74,8 +91,10 @@ pub fn render(state: &mut State, health: &Health) -> String {
     register_health(&mut registry, health);
     register_tables(&mut registry, state);
     register_refusals(&mut registry, state);
+    register_tokens(&mut registry, state);
     register_ports(&mut registry, state);
     register_stats(&mut registry, state);
+    register_names(&mut registry, state);
     let mut text = String::new();
     match encode(&mut text, &registry) {
         Ok(()) => text,
@@ -114,7 +133,7 @@ fn register_health(registry: &mut Registry, health: &Health) {
 fn no_local_services(state: &State) -> (i64, i64) {
     use beeline_model::fact::Policy;
     let empty = |name: &beeline_model::OwnerName| {
-        let around = state.planner.surroundings();
+        let around = state.planner.surroundings(name.cluster())?;
         let service = state.planner.service(name)?;
         let mut none = true;
         for port in &service.ports {
@@ -145,8 +164,7 @@ fn register_tables(registry: &mut Registry, state: &State) {
     gauge(registry, "beeline_policies", "Policies known", state.planner.policy_count() as i64);
     let pending = "Services and policies whose last write failed";
     gauge(registry, "beeline_pending_services", pending, state.pending() as i64);
-    gauge(registry, "beeline_source_synced", "1 once the source has listed everything", i64::from(state.is_synced()));
-    gauge(registry, "beeline_source_error", "1 while the source cannot be read", i64::from(state.has_source_error()));
+    register_sources(registry, state);
     let destroyed: Counter = Counter::default();
     destroyed.inc_by(state.destroyed);
     registry.register("beeline_udp_sockets_destroyed", "Connected UDP sockets whose backend went", destroyed);
@@ -159,15 +177,65 @@ fn register_tables(registry: &mut Registry, state: &State) {
     );
 }
 
-fn register_refusals(registry: &mut Registry, state: &State) {
-    let mut by_reason: BTreeMap<&str, i64> = BTreeMap::new();
-    let refusals = state.refusals();
-    for refusal in &refusals {
-        *by_reason.entry(refusal.reason).or_default() += 1;
+fn register_tokens(registry: &mut Registry, state: &State) {
+    let family: Family<ClusterLabel, Gauge> = Family::default();
+    let ends = state.tokens.ends();
+    for (cluster, end) in &ends {
+        family.get_or_create(&ClusterLabel { cluster: cluster.clone() }).set(*end);
     }
-    let family: Family<OneLabel, Gauge> = Family::default();
-    for (reason, count) in by_reason {
-        family.get_or_create(&OneLabel { reason: reason.into() }).set(count);
+    if !ends.is_empty() {
+        registry.register("beeline_token_expires_seconds", "When this host's token ends, since 1970", family);
+    }
+}
+
+fn register_sources(registry: &mut Registry, state: &State) {
+    type Says = fn(&Source) -> i64;
+    let all: [(&str, &str, Says); 3] = [
+        ("beeline_source_synced", "1 once the source has listed everything", |source| source.synced.into()),
+        ("beeline_source_error", "1 while the source cannot be read", |source| source.error.is_some().into()),
+        ("beeline_source_refused", "What is refused of the source", |source| source.refusals.len() as i64),
+    ];
+    register_memory(registry, state);
+    for (name, help, says) in all {
+        let family: Family<ClusterLabel, Gauge> = Family::default();
+        for source in state.sources() {
+            family.get_or_create(&ClusterLabel { cluster: source.rules.name.to_string() }).set(says(source));
+        }
+        registry.register(name, help, family);
+    }
+}
+
+fn register_memory(registry: &mut Registry, state: &State) {
+    let (ages, bytes): (Family<ClusterLabel, Gauge>, Family<ClusterLabel, Counter>) = Default::default();
+    for name in state.sources().map(|source| &source.rules.name) {
+        let label = ClusterLabel { cluster: name.to_string() };
+        let age = state.archive.as_ref().and_then(|archive| archive.report(name)?.age_seconds);
+        if let Some(age) = age {
+            ages.get_or_create(&label).set(i64::try_from(age).unwrap_or(i64::MAX));
+        }
+        if let Some(read) = state.meters.bytes(name) {
+            bytes.get_or_create(&label).inc_by(read);
+        }
+    }
+    registry.register("beeline_snapshot_age_seconds", "Since the facts on disk were good", ages);
+    registry.register("beeline_edge_cache_bytes", "Read from the edge cache", bytes);
+    let groups: Family<ReachLabels, Gauge> = Family::default();
+    for finding in &state.findings {
+        let found = match finding.found {
+            Found::Direct => "direct",
+            Found::Node => "node",
+            Found::Unknown => "unknown",
+        };
+        groups.get_or_create(&ReachLabels { cluster: finding.group.cluster.to_string(), found }).inc();
+    }
+    registry.register("beeline_reach_groups", "Groups of pods, by how they are reached", groups);
+}
+
+fn register_refusals(registry: &mut Registry, state: &State) {
+    let family: Family<Vec<(&'static str, String)>, Gauge> = Family::default();
+    for told in state.refusals() {
+        let cluster = told.cluster.map(|cluster| ("cluster", cluster));
+        family.get_or_create(&[("reason", told.refusal.reason.to_owned())].into_iter().chain(cluster).collect()).inc();
     }
     registry.register("beeline_refused_objects", "Objects, or parts of them, that are not served", family);
 }
@@ -218,6 +286,17 @@ fn register_stats(registry: &mut Registry, state: &State) {
     }
 }
 
+fn register_names(registry: &mut Registry, state: &State) {
+    let Some(names) = state.names() else { return };
+    let family: Family<Question, Counter> = Family::default();
+    for (kind, outcome, count) in names.counts.all() {
+        let labels = Question { r#type: kind.into(), result: outcome.word().into() };
+        family.get_or_create(&labels).inc_by(count);
+    }
+    registry.register("beeline_dns_queries", "Names asked for, by type and what came of it", family);
+    gauge(registry, "beeline_dns_services", "Services whose names are answered", names.services() as i64);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,7 +321,9 @@ mod tests {
         registry.register("beeline_dials", "Per service port", family);
         encode(&mut text, &registry).unwrap();
         for kind in ["service", "localRedirect", "balancing"] {
-            let labels = format!(r#"{{kind="{kind}",namespace="a",service="web",port="http",protocol="TCP"}} 1"#);
+            let labels = format!(
+                r#"{{kind="{kind}",cluster="local",namespace="a",service="web",port="http",protocol="TCP"}} 1"#
+            );
             assert!(text.contains(&format!("beeline_dials_total{labels}")), "{text}");
         }
     }

@@ -2,18 +2,31 @@
 
 use crate::explain::explain;
 use crate::health::Health;
-use crate::state::State;
+use crate::reach::News;
+use crate::settings::Listing;
+use crate::state::{NOT_RUN, State};
 use crate::status::Request;
 use crate::{interface, metric, policy, self_test};
 use beeline_cluster::Batch;
-use beeline_model::PortName;
+use beeline_model::fact::{Fact, Refusal};
+use beeline_model::{Name, PortName};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{oneshot, watch};
 
 pub enum Message {
-    Facts(Batch),
+    /// What a cluster's source says.
+    Facts(Name, Batch),
+    /// What was remembered of a cluster, and when: it serves until the cluster is heard.
+    Remembered(Name, Vec<Fact>, SystemTime),
+    /// Clusters have come, gone or become others; those named begin anew.
+    Listing(Listing, BTreeSet<Name>),
+    /// The configuration cannot be used as it is now.
+    Misread(Refusal),
+    /// How pods are reached.
+    Reach(News),
     Ask(Request, oneshot::Sender<serde_json::Value>),
     Metrics(oneshot::Sender<String>),
     Stop,
@@ -38,6 +51,9 @@ pub fn own(
             Ok(message) => serve(&mut state, message, health)?,
             Err(RecvTimeoutError::Timeout) => {}
         }
+        if state.self_test == NOT_RUN && state.is_synced() && state.program.is_live() {
+            prove(&mut state)?;
+        }
         state.reap();
         let now = Instant::now();
         if now >= next_tick {
@@ -57,7 +73,7 @@ pub fn own(
             next_check = now + state.settings.sync_period;
         }
         health.set_node_eligible(state.is_node_eligible());
-        if state.is_synced() {
+        if state.is_ready() {
             health.programmed(!state.has_pending());
             programmed.send_if_modified(|is| !std::mem::replace(is, true));
         } else {
@@ -68,18 +84,17 @@ pub fn own(
 
 fn serve(state: &mut State, message: Message, health: &Health) -> anyhow::Result<()> {
     match message {
-        Message::Facts(batch) => {
-            let was_live = state.program.is_live();
-            state.apply(batch)?;
-            if (!was_live || state.self_test == "not run") && state.program.is_live() {
-                prove(state)?;
-            }
-        }
+        Message::Facts(cluster, batch) => state.apply(&cluster, batch)?,
+        Message::Remembered(cluster, facts, at) => state.remember(&cluster, facts, at)?,
+        Message::Listing(listing, restarted) => state.list(listing, &restarted)?,
+        Message::Misread(refusal) => state.note_misread(refusal),
+        Message::Reach(news) => state.set_reach(news)?,
         // An asker that has gone does not matter.
         Message::Ask(request, reply) => drop(reply.send(answer(state, &request))),
         Message::Metrics(reply) => drop(reply.send(metric::render(state, health))),
         Message::Stop => {}
     }
+    state.tell_names();
     Ok(())
 }
 
@@ -106,6 +121,10 @@ fn answer(state: &mut State, request: &Request) -> serde_json::Value {
         Request::Policies(about) => {
             serde_json::to_value(policy::told(state, about)).unwrap_or_else(|e| error(e.to_string()))
         }
+        Request::Run { view } => match state.open_room(view) {
+            Ok(cgroup) => serde_json::json!({ "cgroup": cgroup }),
+            Err(why) => error(format!("{why:#}")),
+        },
         Request::SetEvents { level } => match level.parse() {
             Ok(level) => {
                 state.control.set_event_level(level);

@@ -81,7 +81,7 @@ impl Probes {
 
 pub fn wanted(planner: &Planner, name: &OwnerName) -> Option<Probe> {
     let service = planner.service(name).filter(|service| service.health_check_node_port > 0)?;
-    let around = planner.surroundings();
+    let around = planner.surroundings(name.cluster())?;
     let mut addresses = HashSet::new();
     for port in &service.ports {
         for family in Family::BOTH.into_iter().filter(|family| service.cluster_ip(*family).is_some()) {

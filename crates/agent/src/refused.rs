@@ -45,25 +45,25 @@ impl Refused {
     }
 
     fn tell(&mut self, now: Vec<Refusal>) {
-        for refusal in say(&self.now, &now) {
+        for refusal in say(None, &self.now, &now) {
             let _ = self.source.try_send(refusal.clone());
         }
         self.now = now;
     }
 }
 
-/// Logs what came and what went; gives what came.
-pub fn say<'a>(before: &[Refusal], now: &'a [Refusal]) -> Vec<&'a Refusal> {
+/// Logs what came and what went; gives what came. `cluster`: whose source refuses it; the plan's own words name theirs.
+pub fn say<'a>(cluster: Option<&str>, before: &[Refusal], now: &'a [Refusal]) -> Vec<&'a Refusal> {
     if before == now {
         return Vec::new();
     }
     let (old, new): (BTreeSet<&Refusal>, BTreeSet<&Refusal>) = (before.iter().collect(), now.iter().collect());
-    for refusal in old.difference(&new) {
-        gone(refusal);
+    for Refusal { subject, reason, message } in old.difference(&new) {
+        tracing::info!(cluster, subject, reason, "no longer refused: {message}");
     }
     let came: Vec<&Refusal> = new.into_iter().filter(|refusal| !old.contains(*refusal)).collect();
-    for refusal in &came {
-        tracing::warn!(subject = refusal.subject, reason = refusal.reason, "{}", refusal.message);
+    for Refusal { subject, reason, message } in &came {
+        tracing::warn!(cluster, subject, reason, "{message}");
     }
     came
 }

@@ -1,20 +1,25 @@
 //! Starts everything and waits: one JoinSet, the first task to end ends the process with its reason.
 
+use crate::follow::{self, Way};
 use crate::health::Health;
 use crate::identity::{Identities, Who};
+use crate::known::Known;
+use crate::meter::Meters;
+use crate::names;
 use crate::owner::{Message, own};
 use crate::probe::{self, Probes};
+use crate::reach::{self, Pace};
 use crate::settings::{Origin, Settings};
+use crate::snapshot::Archive;
 use crate::state::State;
 use crate::{http, interface, socket};
 use anyhow::Context;
-use beeline_cluster::{Echo, Folder, Reports};
+use beeline_cluster::{Access, Echo, Reports};
 use beeline_datapath::event::Events;
 use beeline_datapath::pin::PinDir;
 use beeline_model::event::Event;
-use beeline_model::name::LOCAL_CLUSTER;
+use beeline_model::report::Report;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{broadcast, mpsc, watch};
@@ -24,9 +29,7 @@ use tokio::task::JoinSet;
 const REFUSALS: usize = 256;
 
 pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
-    if let Origin::Server(server) = &settings.origin {
-        server.access.check().await?;
-    }
+    check(&settings).await?;
     if !settings.fixed_addresses {
         settings.rules.own_addresses = interface::own_addresses().context("cannot read the interfaces' addresses")?;
     }
@@ -35,13 +38,22 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     PinDir::check_free(&settings.pin_dir)?;
     let metrics = bind(settings.metrics, "--metrics-address").await?;
     let healthz = bind(settings.health, "--health-address").await?;
+    // With a list of clusters somebody relies on this host after a boot: no interface that comes later must keep it down.
+    let desk = names::open(settings.dns.as_ref(), &settings.listing.clusters, settings.reload.is_some()).await?;
     let probes = Arc::new(Probes::default());
     let identities = Arc::new(Identities::new(&settings.cgroup));
     let (told, refused) = mpsc::channel(REFUSALS);
-    let mut state = State::open(settings.clone(), probes.clone(), identities.clone(), told)?;
-    if let (Origin::Server(server), Some(period)) = (&mut settings.origin, settings.report) {
-        let (reports, what) = watch::channel(None);
-        (state.reports, server.reports) = (Some(reports), Some(Reports { what, period }));
+    let known = Arc::new(Known::new(&settings.state_dir));
+    let mut state = State::open(settings.clone(), probes.clone(), identities.clone(), known.clone(), told)?;
+    let tokens = state.tokens.clone();
+    let (told_reports, reports) = settings.report.map(report).unzip();
+    state.reports = told_reports;
+    let archive = settings.snapshot.clone().map(|keeping| Arc::new(Archive::new(keeping, known.clone())));
+    let meters = Arc::new(Meters::default());
+    (state.archive, state.meters) = (archive.clone(), meters.clone());
+    let asked = state.asked.subscribe();
+    if let Some(desk) = &desk {
+        state.answer_names(desk.names.clone());
     }
     let listener = socket::bind(&settings.socket)?;
     let dropped = state.dropped_events.clone();
@@ -57,15 +69,32 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     let (event_lines, _) = broadcast::channel(4096);
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
     let (programmed, is_programmed) = watch::channel(false);
-    let echo = Echo { programmed: is_programmed, refused };
+    let echo = Echo::new(is_programmed, refused);
     let shared = health.clone();
     tasks.spawn_blocking(move || own(state, &inbox, &shared, &programmed).context("the agent's state"));
     let lines = event_lines.clone();
     tasks.spawn_blocking(move || pump(&events, &lines, &identities));
-    warn_of_loop(&settings.origin);
-    tasks.spawn(follow(settings.origin.clone(), owner.clone(), health.clone(), echo));
+    settings.listing.clusters.iter().for_each(|cluster| warn_of_loop(&cluster.origin));
+    let way = Way {
+        owner: owner.clone(),
+        health: health.clone(),
+        known,
+        tokens,
+        renew_after: settings.renew_after,
+        archive: archive.clone(),
+        meters,
+        echo,
+        reports,
+    };
+    tasks.spawn(follow::keep(settings.listing.clone(), settings.reload.clone(), way));
     if settings.probes {
         tasks.spawn(probe::serve(probes, health.clone()));
+    }
+    let pace = Pace { interval: settings.probe_interval, per_second: reach::PER_SECOND };
+    let hears = owner.clone();
+    tasks.spawn(reach::run(pace, asked, move |news| hears.send(Message::Reach(news)).is_ok()));
+    if let Some(archive) = archive.clone() {
+        tasks.spawn(archive.keep());
     }
     tasks.spawn(socket::serve(listener, owner.clone(), event_lines, dropped));
     if let Some(listener) = metrics {
@@ -74,6 +103,9 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     if let Some(listener) = healthz {
         tasks.spawn(http::serve_health(listener, health));
     }
+    if let Some(desk) = desk {
+        tasks.spawn(desk.serve());
+    }
     tasks.spawn(stop_signal());
     let first = tasks.join_next().await;
     // The owner ends between two changes, never inside one; the kernel goes on by itself.
@@ -81,7 +113,28 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     let _ = std::fs::remove_file(&settings.socket);
     STOPPING.store(true, std::sync::atomic::Ordering::Relaxed);
     tasks.shutdown().await;
+    archive.iter().for_each(|archive| archive.flush());
     first.map_or(Ok(()), |joined| joined.context("a task of the agent panicked")?)
+}
+
+/// A typing error in an option ends the agent at once. In a list of clusters it is one cluster's trouble.
+async fn check(settings: &Settings) -> anyhow::Result<()> {
+    for cluster in settings.listing.clusters.iter().filter(|_| settings.reload.is_none()) {
+        if let Origin::Server(server) = &cluster.origin {
+            let checked = server.access.check().await;
+            match server.access {
+                Access::Kubeconfig { .. } => checked.context("--kubeconfig")?,
+                Access::InCluster { .. } => checked?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Only a Node reports, and only to its own cluster, which is the first.
+fn report(period: Duration) -> (watch::Sender<Option<Report>>, Reports) {
+    let (told, what) = watch::channel(None);
+    (told, Reports { what, period })
 }
 
 static STOPPING: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
@@ -109,31 +162,6 @@ fn warn_of_loop(origin: &Origin) {
             "the API server is reached at its service address, which this agent provides itself: give --api-server where no kube-proxy runs"
         );
     }
-}
-
-async fn follow(origin: Origin, owner: Sender<Message>, health: Arc<Health>, echo: Echo) -> anyhow::Result<()> {
-    let (tx, mut rx) = mpsc::channel(16);
-    let forward = async {
-        while let Some(batch) = rx.recv().await {
-            // From here on somebody waits: an owner that hangs is found by it.
-            health.queued();
-            owner.send(Message::Facts(batch)).context("the agent is stopping")?;
-        }
-        anyhow::Ok(())
-    };
-    match origin {
-        Origin::Folder { path, claim } => {
-            let watching = Folder::new(path, LOCAL_CLUSTER, claim).watch(tx);
-            let ((), forwarded) = tokio::join!(watching, forward);
-            forwarded?;
-        }
-        Origin::Server(server) => {
-            let (watched, forwarded) = tokio::join!(server.watch(tx, echo), forward);
-            watched?;
-            forwarded?;
-        }
-    }
-    anyhow::bail!("the source of the objects ended")
 }
 
 /// Reads the event ring; whoever monitors gets a line each.

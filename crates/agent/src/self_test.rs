@@ -68,9 +68,14 @@ pub fn run(cgroup: &Path, state: &mut State) -> anyhow::Result<String> {
 
 fn child(cgroup: &Path) -> anyhow::Result<i32> {
     sweep(cgroup);
+    // Every process lives below the root, this one too; and only who may overrule modes (CAP_DAC_OVERRIDE) can make
+    // a cgroup there.
+    if is_root(cgroup) {
+        return dial_from(None);
+    }
     let own = cgroup.join(format!("{OWN}{}", std::process::id()));
     std::fs::create_dir(&own).with_context(|| format!("cannot create {}", own.display()))?;
-    let result = dial_below(&own);
+    let result = dial_from(Some(&own));
     // The child has ended, but its cgroup may take a moment to be empty.
     for _ in 0..50 {
         if std::fs::remove_dir(&own).is_ok() {
@@ -90,15 +95,21 @@ fn sweep(cgroup: &Path) {
     }
 }
 
-fn dial_below(cgroup: &Path) -> anyhow::Result<i32> {
+/// Of the whole hierarchy: it alone has no type.
+fn is_root(cgroup: &Path) -> bool {
+    cgroup.join("cgroup.procs").exists() && !cgroup.join("cgroup.type").exists()
+}
+
+/// `None`: from where we are.
+fn dial_from(cgroup: Option<&Path>) -> anyhow::Result<i32> {
     let exe = std::env::current_exe().context("cannot find our own binary")?;
     let mut child = Command::new(exe).arg(CHILD).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let moved = std::fs::write(cgroup.join("cgroup.procs"), child.id().to_string());
+    let moved = cgroup.map_or(Ok(()), |cgroup| std::fs::write(cgroup.join("cgroup.procs"), child.id().to_string()));
     if let Some(mut stdin) = child.stdin.take() {
         let _ = stdin.write_all(b"\n");
     }
     let said = patiently(child)?;
-    moved.with_context(|| format!("cannot move a process into {}", cgroup.display()))?;
+    moved.with_context(|| format!("cannot move a process into {}", cgroup.unwrap_or(Path::new("")).display()))?;
     said.trim().parse().context("the child said nothing")
 }
 

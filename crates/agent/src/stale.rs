@@ -1,12 +1,14 @@
 //! Which connected UDP sockets have lost their backend: no dial of the same address could become it any more.
 
 use beeline_datapath::reap::Connected;
+use beeline_model::plan::away::node_port;
 use beeline_model::plan::candidates;
 use beeline_model::planner::Planner;
 use beeline_model::resolve::{Dial, LINKS, resolve};
 use beeline_model::row::{BackendId, OwnerId, SetRow};
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::{EmptyLocal, StandPoint};
 use beeline_model::select::Candidate;
+use beeline_model::stand::way::{Ground, Way};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Protocol};
 
@@ -58,30 +60,47 @@ pub fn is_in_use(tables: &Tables, tie: &Tie) -> bool {
         || chain(tables, tie).any(|set| rows.members(set).iter().any(is_it))
 }
 
-/// Its backend gets no new dials, but answers those that it has: a pod on its way out.
+/// Its backend gets no new dials, but answers those that it has: a pod on its way out, or one to which a better way was
+/// found.
 pub fn still_serves(tables: &Tables, planner: &Planner, tie: &Tie) -> bool {
     owners(tables, tie).iter().any(|owner| serves(tables, planner, *owner, tie.chosen))
 }
 
-fn serves(tables: &Tables, planner: &Planner, owner: OwnerId, (address, number): (Address, u16)) -> bool {
+fn serves(tables: &Tables, planner: &Planner, owner: OwnerId, at: (Address, u16)) -> bool {
     let Some(name) = tables.port_name(owner) else { return false };
     let Some(service) = planner.service(&name.service) else { return false };
     let port = service.ports.iter().find(|p| p.name == name.port && p.protocol == name.protocol);
-    let around = planner.surroundings();
-    let of_port = |port| candidates(port, address.family(), planner.slices_of(&name.service), &around);
-    let is_it = |c: &Candidate| c.serving && c.address == address && c.port == number;
-    port.is_some_and(|port| of_port(port).iter().any(is_it))
+    let (Some(port), Some(around)) = (port, planner.surroundings(name.service.cluster())) else { return false };
+    let (ground, number) = (around.way(), node_port(service, port));
+    let found = candidates(port, at.0.family(), planner.slices_of(&name.service), &around);
+    found.iter().any(|c| c.serving && (answers_itself(&ground, c, number, at) || its_node_does(&ground, c, number, at)))
+}
+
+/// Not where the route to it has gone: nobody would ever answer there.
+fn answers_itself(ground: &Ground<'_>, c: &Candidate, node_port: u16, at: (Address, u16)) -> bool {
+    (c.address, c.port) == at && ground.way(c, node_port) == Way::Direct
+}
+
+/// Whichever way is taken now: a nodePort answers as before when a route to the pod has come.
+fn its_node_does(ground: &Ground<'_>, c: &Candidate, node_port: u16, (address, number): (Address, u16)) -> bool {
+    let node = c.node.as_ref().and_then(|name| ground.nodes.get(name)).filter(|node| node.ready && node.eligible);
+    let dialled = node.and_then(|node| ground.node_address(node, address.family()));
+    ground.stand != StandPoint::Node && node_port != 0 && number == node_port && dialled == Some(address)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use beeline_model::diff::reconcile;
-    use beeline_model::fact::{Endpoint, Fact, Policy, Service, ServicePort, Slice, SliceName, SlicePort};
+    use beeline_model::fact::{
+        AddressType, Endpoint, Fact, Node, Policy, Service, ServicePort, Slice, SliceName, SlicePort,
+    };
     use beeline_model::op::Memory;
     use beeline_model::policy::{self, BackendPort, Matcher, PolicyKind, PolicyName, PortChoice, Target};
+    use beeline_model::reach::{Found, Group, Reach};
     use beeline_model::row::Sizes;
     use beeline_model::rules::Rules;
+    use beeline_model::stand::ClusterRules;
     use beeline_model::{Family, OwnerName};
 
     fn address(text: &str) -> Address {
@@ -121,6 +140,7 @@ mod tests {
             family: Family::V4,
             ports: [SlicePort { name: "dns".into(), protocol: Protocol::Udp, port: 53 }].into(),
             endpoints: [endpoint].into(),
+            hostnames: None,
         }
     }
 
@@ -156,5 +176,43 @@ mod tests {
         assert!(!is_in_use(&tables, &tie("10.244.2.6")) && !still_serves(&tables, &planner, &tie("10.244.2.6")));
         let elsewhere = Tie { dialled: (address("10.96.0.99"), 53), ..tie("10.244.2.5") };
         assert!(!is_in_use(&tables, &elsewhere));
+    }
+
+    fn node() -> Node {
+        let addresses = [(AddressType::Internal, address("192.0.2.12"))];
+        Node { addresses: addresses.into(), ..Node::named("local", "n2") }
+    }
+
+    /// A host outside that has heard of a pod on n2 and its nodePort, and found this of the way there.
+    fn outside(found: Found) -> (Tables, Planner) {
+        let sizes = Sizes::for_services(64);
+        let (mut tables, mut memory) = (Tables::new(sizes), Memory::new(sizes));
+        let stand_point = StandPoint::Outside;
+        let clusters = vec![ClusterRules::standing("local", stand_point)];
+        let mut planner = Planner::new(Rules { stand_point, clusters, ..Rules::for_node("") });
+        let mut service = Service { has_node_ports: true, ..service() };
+        service.ports[0].node_port = 30053;
+        for fact in [Fact::Service(service), Fact::Slice(slice("10.244.2.5")), Fact::Node(node())] {
+            planner.apply(fact);
+        }
+        let group = Group::of("local".into(), Some("n2".into()), address("10.244.2.5"));
+        planner.set_reach(Reach { found: [(group, found)].into(), ..Reach::default() });
+        assert!(reconcile(&mut tables, &mut memory, &planner.take_all(), true).is_clean());
+        (tables, planner)
+    }
+
+    #[test]
+    fn outside_a_way_that_still_answers_is_spared_and_one_that_has_gone_is_not() {
+        let tie =
+            |at: &str, port| Tie { owner: None, dialled: (address("10.96.0.10"), 53), chosen: (address(at), port) };
+        let (tables, planner) = outside(Found::Direct);
+        assert!(!is_in_use(&tables, &tie("192.0.2.12", 30053)) && is_in_use(&tables, &tie("10.244.2.5", 53)));
+        assert!(still_serves(&tables, &planner, &tie("192.0.2.12", 30053)), "the nodePort answers as before");
+        assert!(!still_serves(&tables, &planner, &tie("192.0.2.12", 30054)));
+        let (tables, mut planner) = outside(Found::Node);
+        assert!(is_in_use(&tables, &tie("192.0.2.12", 30053)) && !is_in_use(&tables, &tie("10.244.2.5", 53)));
+        assert!(!still_serves(&tables, &planner, &tie("10.244.2.5", 53)), "no route leads there any more");
+        planner.apply(Fact::Node(Node { ready: false, ..node() }));
+        assert!(!still_serves(&tables, &planner, &tie("192.0.2.12", 30053)), "nor may a node that is not ready");
     }
 }

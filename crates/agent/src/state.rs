@@ -1,33 +1,47 @@
 //! The state and what is done with it: facts in, the kernel brought to them. Synchronous; the owner's thread calls it.
 
 use crate::change::Changes;
-use crate::identity::Identities;
+use crate::hold::Hold;
+use crate::identity::{Asked, Identities};
+use crate::known::Known;
 use crate::member::{Members, News};
+use crate::meter::Meters;
+use crate::names::{self, Listener};
 use crate::probe::{self, Probes};
+use crate::reach::{self, Finding};
 use crate::refused::{self, Refused};
-use crate::settings::{Controller, Origin, Orphan, Settings};
+use crate::settings::{Controller, Listing, Origin, Orphan, Settings};
+use crate::snapshot::Archive;
+use crate::source::{Source, Sources};
 use crate::stale::{self, Tie};
-use crate::status::{Counts, KernelStatus, LastChange, Policies, Source, Status};
+use crate::status::{
+    ClusterStatus, Counts, KernelStatus, LastChange, Policies, ReachStatus, SourceStatus, Status, Told, ViewStatus,
+};
+use crate::token::Tokens;
+use crate::view::{self, Rooms};
 use anyhow::Context;
 use beeline_cluster::Batch;
-use beeline_datapath::control::Control;
+use beeline_datapath::control::{CgroupRule, Control};
 use beeline_datapath::count::Count;
 use beeline_datapath::program::{StartKind, shards};
 use beeline_datapath::reap::{Connected, Reaper};
 use beeline_datapath::{Kernel, Program};
-use beeline_model::diff::{Outcome, reconcile};
-use beeline_model::fact::{Fact, Refusal};
+use beeline_model::diff::{Outcome, Whole, reconcile};
+use beeline_model::fact::{Fact, Node, Refusal};
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::op::{MapError, Maps};
 use beeline_model::planner::{Delta, Planner};
 use beeline_model::policy::PolicyName;
 use beeline_model::publish::{Publisher, Unknown};
 use beeline_model::report::{Failing, Report, Tally};
+use beeline_model::rules::StandPoint;
+use beeline_model::stand::ClusterRules;
 use beeline_model::table::Tables;
-use beeline_model::{Family, OwnerName, Protocol};
+use beeline_model::{Family, Name, OwnerName, Protocol};
+use beeline_names::Names;
 use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
@@ -36,6 +50,9 @@ use tokio::sync::watch;
 
 /// A service whose write failed is tried again after this long, doubled each time up to the second.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// The self-test waits for live hooks.
+pub const NOT_RUN: &str = "not run";
 
 struct Retry {
     at: Instant,
@@ -49,6 +66,12 @@ const REAP_TRIES: u32 = 20;
 
 /// After a change of UDP backends the sockets are looked at at once, and again after this long.
 const SECOND_LOOK: Duration = Duration::from_millis(200);
+
+/// After another layout, so long one cluster waits for the others.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// After a change, which pods' ways are to be found out is worked out no sooner than this: changes come in flocks.
+const ASK: Duration = Duration::from_millis(500);
 
 /// Pods that a policy selects and that have no cgroup yet are looked for this often.
 const WALK: Duration = Duration::from_millis(500);
@@ -66,17 +89,28 @@ pub struct State {
     pub count: Count,
     probes: Arc<Probes>,
     identities: Arc<Identities>,
-    /// Pods that ask to be left alone may have come, gone, or got their cgroup.
-    untouched_open: bool,
+    /// Whoever answers names hears what we hear.
+    names: Option<Listener>,
+    /// Pods that ask for something may have come, gone, or got their cgroup.
+    asks_open: bool,
+    /// By what their pods ask for.
+    pod_rules: Vec<(PathBuf, Asked)>,
+    views: Vec<(PathBuf, Name)>,
+    rooms: Rooms,
+    /// As they are in the kernel.
+    rules_told: Option<Vec<(u64, CgroupRule)>>,
+    /// They are all there is.
+    rules_whole: bool,
+    next_rules: Instant,
     members: Members,
     /// Not before: a walk over all pods' cgroups is a few milliseconds, and some pods wait long for theirs.
     next_walk: Instant,
     reaper: Option<Reaper>,
-    source: Source,
-    /// Every file has been read whole at least once. Before that nobody knows whose the rows are that the plan does not
-    /// have: an earlier agent may have read them from a file that is broken now.
-    source_whole: bool,
-    source_refusals: Arc<[Refusal]>,
+    sources: Sources,
+    hold: Hold,
+    known: Arc<Known>,
+    /// The last listing could not be used.
+    misread: Option<Refusal>,
     plan_refusals: Refused,
     table_refusals: BTreeMap<OwnerName, Refusal>,
     retries: BTreeMap<OwnerName, Retry>,
@@ -96,12 +130,22 @@ pub struct State {
     /// Events that came out of the ring and were not delivered.
     pub dropped_events: Arc<AtomicU64>,
     pub changes: Changes,
+    pub tokens: Tokens,
     /// Without a controller.
     publisher: Option<Publisher>,
     tally: Tally,
     /// By the last plan; who asks first after one works them out.
     policy_counts: Cell<Option<Policies>>,
     pub reports: Option<watch::Sender<Option<Report>>>,
+    /// Groups of pods whose way is to be found out. `None`: of no cluster we are outside.
+    pub asked: watch::Sender<Option<Arc<[reach::Asked]>>>,
+    /// They may be others now; not before.
+    ask_again: Option<Instant>,
+    pub findings: Vec<Finding>,
+    /// Why the ways cannot be found out.
+    blind: Option<Refusal>,
+    pub archive: Option<Arc<Archive>>,
+    pub meters: Arc<Meters>,
 }
 
 impl State {
@@ -110,6 +154,7 @@ impl State {
         settings: Settings,
         probes: Arc<Probes>,
         identities: Arc<Identities>,
+        known: Arc<Known>,
         told: Sender<Refusal>,
     ) -> anyhow::Result<State> {
         let program = Program::open(beeline_datapath::Config {
@@ -129,22 +174,22 @@ impl State {
             Orphan::Keep => None,
             Orphan::Passthrough(after) => Some(after),
         });
-        let untouched: Vec<&Path> = settings.untouched.iter().map(AsRef::as_ref).collect();
-        control.set_untouched(&untouched).context("--untouched-cgroup")?;
+        let untouched = CgroupRule { untouched: true, view: 0 };
+        let rules: Vec<_> = settings.untouched.iter().map(|path| (path.as_path(), untouched)).collect();
+        // What an earlier agent was asked for by pods holds until they are known again.
+        control.add_rules(&rules).context("--untouched-cgroup")?;
         let reaper = Reaper::new(program.maps(), &settings.sizes, shards(), program.knobs()?);
         if let Err(error) = &reaper {
             tracing::warn!("stale UDP sockets cannot be found on this kernel: {error}");
         }
-        let (kind, name) = match &settings.origin {
-            Origin::Folder { path, .. } => ("folder", path.display().to_string()),
-            Origin::Server(server) => ("API server", server.access.to_string()),
-        };
-        let source = Source { kind, name, synced: false, error: None };
-        let unknown = match &settings.origin {
-            Origin::Folder { .. } => Unknown::Plain,
-            Origin::Server(_) => Unknown::Waits,
-        };
+        let listing = settings.listing.clone();
+        let folders = listing.clusters.iter().all(|cluster| matches!(cluster.origin, Origin::Folder { .. }));
+        let unknown = if folders { Unknown::Plain } else { Unknown::Waits };
+        let (sources, rooms) =
+            (Sources::new(&listing.clusters, settings.rules.stand_point), Rooms::adopt(&settings.cgroup));
         let mut planner = Planner::new(settings.rules.clone());
+        planner.set_views(views_of(&listing));
+        planner.adopt(tables.holders().filter(|_| listing.clusters.len() > 1));
         if settings.controller == Controller::None {
             planner.publish_ourselves();
         }
@@ -152,6 +197,12 @@ impl State {
             publisher: (settings.controller == Controller::None).then(|| Publisher::new(unknown)),
             tally: Tally::default(),
             reports: None,
+            asked: watch::channel(None).0,
+            ask_again: None,
+            findings: Vec::new(),
+            blind: None,
+            archive: None,
+            meters: Arc::default(),
             planner,
             policy_counts: Cell::new(None),
             count: program.count()?,
@@ -161,14 +212,22 @@ impl State {
             tables,
             kernel,
             control,
-            source,
+            sources,
+            hold: Hold::new(Instant::now()),
+            known,
+            misread: None,
             probes,
             identities,
-            untouched_open: false,
+            names: None,
+            asks_open: false,
+            pod_rules: Vec::new(),
+            views: listing.views,
+            rooms,
+            rules_told: None,
+            rules_whole: false,
+            next_rules: Instant::now(),
             members: Members::default(),
             next_walk: Instant::now(),
-            source_whole: false,
-            source_refusals: Arc::default(),
             plan_refusals: Refused::new(told),
             table_refusals: BTreeMap::new(),
             retries: BTreeMap::new(),
@@ -180,48 +239,154 @@ impl State {
             spared: false,
             reap_tries: 0,
             leftover: false,
-            self_test: "not run".into(),
+            self_test: NOT_RUN.into(),
             dropped_events: Arc::default(),
             changes: Changes::default(),
+            tokens: Tokens::default(),
         })
     }
 
-    /// Takes a batch of facts in. Nothing is programmed before the source has listed everything once.
-    pub fn apply(&mut self, batch: Batch) -> anyhow::Result<()> {
+    /// Takes a batch of a cluster's facts in. Nothing of it is programmed before the cluster has listed everything once.
+    pub fn apply(&mut self, cluster: &Name, mut batch: Batch) -> anyhow::Result<()> {
         let started = batch.heard.unwrap_or_else(Instant::now);
-        let first = (batch.synced && !self.source.synced) || (batch.whole && !self.source_whole);
-        if !Arc::ptr_eq(&self.source_refusals, &batch.refusals) {
-            refused::say(&self.source_refusals, &batch.refusals);
-            self.source_refusals = batch.refusals;
+        let triggers = std::mem::take(&mut batch.triggers);
+        let Some(taken) = self.sources.take(cluster, batch) else { return Ok(()) };
+        self.take_in(taken.facts);
+        if taken.first {
+            self.planner.note_synced(cluster);
         }
-        self.note_error(batch.error);
-        self.source.name = batch.server.unwrap_or_else(|| std::mem::take(&mut self.source.name));
-        self.source.synced |= batch.synced;
-        self.source_whole |= batch.whole;
-        for fact in batch.facts {
+        if self.waits(started)? || !self.sources.is_synced() {
+            return Ok(());
+        }
+        // Before anything is planned: after a restart the pods of a policy are not to leave its sets and come back.
+        self.find_members();
+        if taken.first {
+            self.sync_all(started)?;
+            self.settle_levels();
+            return Ok(());
+        }
+        self.sync(started)?;
+        self.changes.reached(&triggers);
+        Ok(())
+    }
+
+    fn take_in(&mut self, facts: Vec<Fact>) {
+        self.ask_again.get_or_insert_with(|| Instant::now() + ASK);
+        self.names.iter_mut().for_each(|names| names.hear(&facts));
+        for fact in facts {
             self.changes.count(&fact);
             self.identify(&fact);
             self.members.apply(&fact, &self.planner);
-            self.tally.apply(&fact);
+            if self.planner.order().is_home(fact.cluster()) {
+                self.tally.apply(&fact);
+            }
             self.publisher.iter_mut().for_each(|publisher| publisher.apply(&fact));
             self.planner.apply(fact);
         }
         for fact in self.publisher.as_mut().map(Publisher::take).unwrap_or_default() {
             self.planner.apply(fact);
         }
-        if !self.source.synced {
+    }
+
+    /// What was remembered of a cluster serves until it is heard.
+    pub fn remember(&mut self, cluster: &Name, facts: Vec<Fact>, at: SystemTime) -> anyhow::Result<()> {
+        let Some(facts) = self.sources.remember(cluster, facts, at) else { return Ok(()) };
+        self.take_in(facts);
+        if self.waits(Instant::now())? {
             return Ok(());
         }
-        // Before anything is planned: after a restart the pods of a policy are not to leave its sets and come back.
         self.find_members();
-        if first {
-            self.sync_all(started)?;
-            self.settle_levels();
+        self.sync_all(Instant::now())
+    }
+
+    /// Whether it is too early to write what is known. When the wait is over all of it is written here, once.
+    fn waits(&mut self, started: Instant) -> anyhow::Result<bool> {
+        if self.hold.is_over() {
+            return Ok(false);
+        }
+        let now = Instant::now();
+        if self.hold.is_heard(self.sources.heard(), now) {
+            match self.ask_ways() {
+                Some(question) => self.hold.see(question, now),
+                None => self.hold = Hold::Over,
+            }
+        }
+        self.hold.give_up(now);
+        if self.hold.is_over() {
+            self.release(started)?;
+        }
+        Ok(true)
+    }
+
+    /// The wait is over: all that is known is written.
+    fn release(&mut self, started: Instant) -> anyhow::Result<()> {
+        self.find_members();
+        self.sync_all(started)?;
+        self.settle_levels();
+        Ok(())
+    }
+
+    /// Clusters may have come, gone, or become others; `restarted`: somebody else speaks for these.
+    pub fn list(&mut self, listing: Listing, restarted: &BTreeSet<Name>) -> anyhow::Result<()> {
+        self.misread.take().iter().for_each(refused::gone);
+        let gone = self.sources.set(&listing.clusters, restarted);
+        self.take_in(gone);
+        let known = |name: &Name| listing.clusters.iter().any(|cluster| cluster.rules.name == *name);
+        let lost: Vec<Name> =
+            self.planner.rules().clusters.iter().map(|rules| rules.name.clone()).filter(|name| !known(name)).collect();
+        for name in &lost {
+            self.planner.forget(name);
+        }
+        self.planner.set_clusters(listing.clusters.iter().map(|cluster| cluster.rules.clone()).collect());
+        self.planner.set_views(views_of(&listing));
+        self.ask_again.get_or_insert_with(Instant::now);
+        self.names().iter().for_each(|names| names.set_zones(names::zones(&listing.clusters)));
+        (self.settings.listing, self.views) = (listing.clone(), listing.views);
+        let names: Vec<&str> = self.sources.iter().map(|source| &*source.rules.name).collect();
+        tracing::info!("the configuration has changed; clusters are {}", names.join(", "));
+        // With a cluster go its rows, whatever is known of the others.
+        let known = !self.waits(Instant::now())? && self.sources.is_synced();
+        if known || !lost.is_empty() { self.sync_all(Instant::now()) } else { Ok(()) }
+    }
+
+    /// The listing cannot be used: the one before holds.
+    pub fn note_misread(&mut self, refusal: Refusal) {
+        if self.misread.as_ref() != Some(&refusal) {
+            tracing::warn!(subject = refusal.subject, reason = refusal.reason, "{}", refusal.message);
+        }
+        self.misread = Some(refusal);
+    }
+
+    /// How pods are reached is known, or known better.
+    pub fn set_reach(&mut self, news: reach::News) -> anyhow::Result<()> {
+        self.blind =
+            news.error.clone().map(|message| Refusal { subject: "routes".into(), reason: "routesUnknown", message });
+        if self.blind.is_some() {
             return Ok(());
         }
-        self.sync(started)?;
-        self.changes.reached(&batch.triggers);
-        Ok(())
+        let waited = !self.hold.is_over();
+        self.hold.hear_of(&news);
+        self.findings = news.findings;
+        self.planner.set_reach(news.reach);
+        match (waited, self.hold.is_over()) {
+            (true, true) => self.release(Instant::now()),
+            (false, true) if self.sources.is_synced() => self.sync(Instant::now()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Which ways the plan needs to know, as asked for; says nothing if nothing changed. `None`: none at all.
+    fn ask_ways(&mut self) -> Option<Arc<[reach::Asked]>> {
+        let away = self.planner.order().outlooks().iter().any(|outlook| outlook.stand != StandPoint::Node);
+        let groups = away.then(|| self.planner.groups());
+        self.asked.send_if_modified(|told| {
+            let differs = told.as_deref() != groups.as_deref();
+            if differs {
+                *told = groups.map(Arc::from);
+            }
+            differs
+        });
+        self.asked.borrow().clone()
     }
 
     /// Who dials is asked of pods of this node only; without a controller those of the others come by, too.
@@ -232,13 +397,14 @@ impl State {
             }
             _ => None,
         };
-        self.untouched_open |= self.identities.apply(gone.as_ref().unwrap_or(fact));
+        self.asks_open |= self.identities.apply(gone.as_ref().unwrap_or(fact));
     }
 
     /// What the controller is to know of this node; says nothing if nothing changed.
     pub fn report(&self) {
-        let Some(reports) = self.reports.as_ref().filter(|_| self.source.synced) else { return };
-        let refused = self.table_refusals.iter().filter(|(name, _)| name.policy_kind().is_some());
+        let Some(reports) = self.reports.as_ref().filter(|_| self.sources.is_synced()) else { return };
+        let home = |name: &OwnerName| self.planner.order().is_home(name.cluster());
+        let refused = self.table_refusals.iter().filter(|(name, _)| name.policy_kind().is_some() && home(name));
         let failing = refused.map(|(name, refusal)| Failing {
             policy: name.policy().map_or_else(|| name.to_string(), |policy| policy.to_string()),
             reason: refusal.reason.into(),
@@ -251,41 +417,27 @@ impl State {
         });
     }
 
-    /// Said when it begins, when it becomes another and when it ends, not with every try.
-    fn note_error(&mut self, error: Option<String>) {
-        match (&self.source.error, &error) {
-            (before, Some(now)) if before.as_ref() != Some(now) => {
-                tracing::warn!("the source cannot be read, what it said before holds: {now}");
-            }
-            (Some(_), None) => tracing::info!("the source can be read again"),
-            _ => {}
-        }
-        self.source.error = error;
-    }
-
     fn sync(&mut self, started: Instant) -> anyhow::Result<()> {
         if !self.planner.is_dirty() {
             return Ok(());
         }
         let delta = self.planner.take();
-        self.program(delta, false, started)
+        self.program(delta, Whole::Nothing, started)
     }
 
     /// The whole plan against what the kernel holds: the start, and the periodic check.
     fn sync_all(&mut self, started: Instant) -> anyhow::Result<()> {
         let delta = self.planner.take_all();
-        let result = self.program(delta, self.source_whole, started);
+        let whole = self.sources.whole(self.tables.port_names().map(|(name, _)| name.service.cluster()));
+        let result = self.program(delta, whole, started);
         beeline_datapath::memory::trim();
         result
     }
 
-    fn program(&mut self, delta: Delta, full: bool, started: Instant) -> anyhow::Result<()> {
-        if self.source_whole {
-            self.tables.unlisted.clear();
-        } else {
-            self.tables.unlisted.insert(LOCAL_CLUSTER.into());
-        }
-        let outcome = reconcile(&mut self.tables, &mut self.kernel, &delta, full);
+    fn program(&mut self, delta: Delta, whole: Whole, started: Instant) -> anyhow::Result<()> {
+        let full = whole != Whole::Nothing;
+        self.tables.unlisted = self.sources.unlisted();
+        let outcome = reconcile(&mut self.tables, &mut self.kernel, &delta, whole);
         self.set_host_addresses();
         if self.may_go_live() {
             self.program.go_live()?;
@@ -315,9 +467,12 @@ impl State {
     }
 
     /// After another layout, the new tables hold what the source says and nothing of before: with a broken file some
-    /// services would be gone. The old programs serve from the old tables until all is read.
+    /// services would be gone. The old programs serve from the old tables until all is read, but one cluster that is
+    /// down does not keep the others from their changes for ever.
     fn may_go_live(&self) -> bool {
-        self.program.start != StartKind::Rebuilt || self.source_whole
+        let alone = self.sources.iter().count() == 1;
+        self.program.start != StartKind::Rebuilt
+            || self.sources.are_settled(if alone { Duration::MAX } else { PATIENCE })
     }
 
     /// What failed stays dirty, with back-off; what succeeded is no longer refused.
@@ -382,14 +537,73 @@ impl State {
         self.control.set_host_addresses(address(Family::V4), address(Family::V6));
     }
 
-    /// Whoever asks by annotation is left alone as soon as it has a cgroup, which comes before its first process.
-    fn leave_alone(&mut self) {
-        let (pods, complete) = self.identities.untouched();
-        let all: Vec<&Path> = self.settings.untouched.iter().chain(&pods).map(AsRef::as_ref).collect();
-        match self.control.set_untouched(&all) {
-            Ok(()) => self.untouched_open = !complete,
-            Err(error) => tracing::debug!("pods that ask to be left alone: {error}; tried again"),
+    /// Whoever asks by annotation gets it as soon as it has a cgroup, which comes before its first process. Cgroups may be
+    /// made anew under their names (a service that restarts), so they are looked at again and again.
+    fn settle_rules(&mut self) {
+        if std::mem::take(&mut self.asks_open) {
+            let (pods, complete) = self.identities.asking();
+            (self.pod_rules, self.asks_open) = (pods, !complete);
         }
+        self.rooms.sweep();
+        if let Err(error) = self.tell_rules() {
+            tracing::debug!("cgroups with rules of their own: {error}; tried again");
+        }
+    }
+
+    fn tell_rules(&mut self) -> beeline_datapath::Result<()> {
+        let rules = view::gather(self.wanted_rules());
+        let now: Vec<(u64, CgroupRule)> = rules.iter().map(|(_, id, rule)| (*id, *rule)).collect();
+        let whole = self.sources.are_whole();
+        if self.rules_told.as_ref() == Some(&now) && self.rules_whole == whole {
+            return Ok(());
+        }
+        let rules: Vec<(&Path, CgroupRule)> = rules.iter().map(|(path, _, rule)| (path.as_path(), *rule)).collect();
+        // Pods of before are known again only once everything has been listed; what we told ourselves we know.
+        if whole {
+            self.control.set_rules(&rules)?;
+        } else {
+            self.control.add_rules(&rules)?;
+            let told = self.rules_told.iter().flatten().map(|(id, _)| *id);
+            self.control.remove_rules(told.filter(|id| !now.iter().any(|(wanted, _)| wanted == id)));
+        }
+        (self.rules_told, self.rules_whole) = (Some(now), whole);
+        Ok(())
+    }
+
+    fn wanted_rules(&self) -> impl Iterator<Item = (PathBuf, CgroupRule)> {
+        let untouched = self.settings.untouched.iter().map(|path| (path.clone(), CgroupRule::UNTOUCHED));
+        let views = self.views.iter().map(|(path, view)| (path.clone(), self.rule_of(view)));
+        let rooms = self.rooms.iter().map(|(path, view)| (path.to_owned(), self.rule_of(view)));
+        let pods = self.pod_rules.iter().map(|(path, asked)| {
+            let rule = asked.view.as_ref().map_or(CgroupRule::default(), |view| self.rule_of(view));
+            (path.clone(), CgroupRule { untouched: rule.untouched || asked.untouched, ..rule })
+        });
+        untouched.chain(views).chain(rooms).chain(pods)
+    }
+
+    /// Whoever asks for a view that there is not is left alone: in everybody's view it might reach a stranger's service.
+    fn rule_of(&self, view: &Name) -> CgroupRule {
+        let known = self.planner.view(view).map(|view| CgroupRule { untouched: false, view });
+        known.unwrap_or(CgroupRule::UNTOUCHED)
+    }
+
+    /// A cgroup whose processes see this view, for a command to enter.
+    pub fn open_room(&mut self, view: &str) -> anyhow::Result<PathBuf> {
+        let names = views_of(&self.settings.listing);
+        let Some(name) = names.get(view) else {
+            let known: Vec<&str> = names.iter().map(|name| &**name).collect();
+            match &known[..] {
+                [] => anyhow::bail!("there is no view {view}: no cluster of the configuration has a view"),
+                known => anyhow::bail!("there is no view {view}: known are {}", known.join(", ")),
+            }
+        };
+        let path =
+            self.rooms.open(name).with_context(|| format!("no cgroup below {}", self.settings.cgroup.display()))?;
+        if let Err(error) = self.tell_rules() {
+            self.rooms.close(&path);
+            return Err(error).context("the kernel does not take its rule");
+        }
+        Ok(path)
     }
 
     /// Cgroups of the pods that policies select, as far as they have one by now. At once where somebody else is selected,
@@ -421,7 +635,7 @@ impl State {
     /// Levels at which no member stands any more make room for others. Rows that the plan does not know yet may be of pods
     /// that it does not know either.
     fn settle_levels(&self) {
-        if !self.source_whole {
+        if !self.sources.are_whole() {
             return;
         }
         let levels = self.members.paths().map(beeline_datapath::cgroup::level).collect::<Result<Vec<_>, _>>();
@@ -438,10 +652,14 @@ impl State {
     /// Once in a while: a sign of life, released ids, what failed before, sockets left behind.
     pub fn tick(&mut self) -> anyhow::Result<()> {
         self.control.beat();
-        if self.untouched_open {
-            self.leave_alone();
+        if self.ask_again.take_if(|at| *at <= Instant::now()).is_some() {
+            self.ask_ways();
         }
-        if self.source.synced {
+        if self.asks_open || Instant::now() >= self.next_rules {
+            self.next_rules = Instant::now() + WALK;
+            self.settle_rules();
+        }
+        if self.sources.is_synced() {
             self.find_members();
         }
         self.tables.recycle(&mut self.kernel)?;
@@ -452,17 +670,19 @@ impl State {
         if self.nodes_retry.as_ref().is_some_and(|(_, retry)| retry.at <= now) {
             self.planner.mark_nodes_dirty();
         }
-        if !self.source.synced {
+        if self.waits(now)? || !self.sources.is_synced() {
             return Ok(());
         }
         self.sync(now)?;
         self.plan_refusals.look(&self.planner);
-        if self.leftover { self.program(Delta::default(), false, now) } else { Ok(()) }
+        // The wait for the others may be over.
+        let waits = !self.program.is_live() && self.may_go_live();
+        if self.leftover || waits { self.program(Delta::default(), Whole::Nothing, now) } else { Ok(()) }
     }
 
     /// Compares the kernel with the plan and mends what differs, as a start does.
     pub fn check(&mut self) -> anyhow::Result<()> {
-        if !self.source.synced {
+        if !self.is_synced() {
             return Ok(());
         }
         self.members.doubt();
@@ -489,13 +709,36 @@ impl State {
 
     pub fn set_own_addresses(&mut self, addresses: Vec<beeline_model::Address>) -> anyhow::Result<()> {
         self.planner.set_own_addresses(addresses);
-        if self.source.synced { self.sync(Instant::now()) } else { Ok(()) }
+        self.tell_own();
+        if self.is_synced() { self.sync(Instant::now()) } else { Ok(()) }
+    }
+
+    pub fn names(&self) -> Option<&Names> {
+        self.names.as_ref().map(Listener::names)
+    }
+
+    fn tell_own(&self) {
+        let (rules, Some(names)) = (self.planner.rules(), self.names()) else { return };
+        names.set_own(rules.node_name.clone(), rules.own_addresses.iter().copied());
+        names.set_virtual(&rules.virtual_ranges);
+    }
+
+    pub fn answer_names(&mut self, names: Arc<Names>) {
+        self.names = Some(Listener::new(names));
+        self.tell_own();
+    }
+
+    /// After what was heard has been programmed: a name is answered when what it leads to can be dialled.
+    pub fn tell_names(&mut self) {
+        let Some(names) = &mut self.names else { return };
+        let known = self.sources.iter().filter(|source| source.synced);
+        names.tell(self.planner.order(), self.planner.reach(), known.map(|source| &source.rules.name));
     }
 
     /// Destroys connected UDP sockets whose backend is gone. Costs nothing while none went.
     pub fn reap(&mut self) {
         self.stale_udp |= self.look_again.take_if(|at| *at <= Instant::now()).is_some();
-        let ready = self.stale_udp && self.source.synced && self.program.is_live();
+        let ready = self.stale_udp && self.is_synced() && self.program.is_live();
         let Some(reaper) = self.reaper.as_ref().filter(|_| ready) else { return };
         let found = reaper.survey().and_then(|mut all| {
             let tie = |socket: &Connected| Tie::of(socket, self.program.meta().epoch);
@@ -524,14 +767,19 @@ impl State {
         }
     }
 
-    /// An API server knows our node, or it is none; a folder may do without.
+    /// An API server knows our node, or it is none; a folder may do without, and a host outside has none.
     pub fn is_node_eligible(&self) -> bool {
-        let unknown = matches!(self.settings.origin, Origin::Folder { .. });
-        self.planner.own_node().map_or(unknown, |node| node.eligible)
+        self.planner.own_node().map_or(!self.sources.needs_node(), |node| node.eligible)
     }
 
+    /// Something is known, and written.
     pub fn is_synced(&self) -> bool {
-        self.source.synced
+        self.sources.is_synced() && self.hold.is_over()
+    }
+
+    /// Pods may start here.
+    pub fn is_ready(&self) -> bool {
+        self.sources.are_ready() && self.hold.is_over()
     }
 
     /// Something waits that another try may mend. A full table is no such thing: restarting us would not help.
@@ -544,12 +792,16 @@ impl State {
         &mut self.kernel
     }
 
-    pub fn refusals(&self) -> Vec<Refusal> {
-        let mut all = self.source_refusals.to_vec();
-        all.extend(self.plan_refusals.of(&self.planner));
-        all.extend(self.table_refusals.values().cloned());
-        all.extend(self.nodes_retry.iter().map(|(refusal, _)| refusal.clone()));
-        all.extend(self.probes.refusals());
+    pub fn refusals(&self) -> Vec<Told> {
+        let mut all: Vec<Told> = self.sources.iter().flat_map(|source| self.refusals_of(source)).collect();
+        let mut rest = self.plan_refusals.of(&self.planner);
+        rest.extend(self.table_refusals.values().cloned());
+        rest.extend(self.nodes_retry.iter().map(|(refusal, _)| refusal.clone()));
+        rest.extend(self.probes.refusals());
+        rest.extend(self.misread.clone());
+        rest.extend(self.blind.clone());
+        rest.extend(self.view_refusals());
+        all.extend(rest.into_iter().map(|refusal| Told::of(refusal, &self.sources)));
         all
     }
 
@@ -563,6 +815,36 @@ impl State {
         })
     }
 
+    /// What a cluster's source refuses, or why it is refused itself.
+    fn refusals_of(&self, source: &Source) -> Vec<Told> {
+        let cluster = &source.rules.name;
+        let shown = Some(cluster.to_string()).filter(|name| name != LOCAL_CLUSTER);
+        let all = source.refusals.iter().cloned().chain(self.known.refusal(cluster));
+        all.map(|refusal| Told { cluster: shown.clone(), refusal }).collect()
+    }
+
+    /// Cgroups of the configuration that are not there, and views that nobody knows.
+    fn view_refusals(&self) -> Vec<Refusal> {
+        let names = views_of(&self.settings.listing);
+        let missing = self.views.iter().filter(|(path, _)| !path.exists());
+        let missing = missing.map(|(path, view)| Refusal {
+            subject: format!("cgroup {}", path.display()),
+            reason: "noCgroup",
+            message: format!("it is to see the view {view}, and is not there; it is looked for again and again"),
+        });
+        let asked = self.pod_rules.iter().filter_map(|(path, asked)| Some((path, asked.view.as_ref()?)));
+        let unknown = asked.filter(|(_, view)| !names.contains(*view)).map(|(path, view)| Refusal {
+            subject: format!("cgroup {}", path.display()),
+            reason: "unknownView",
+            message: format!("its pod asks for the view {view}, which no cluster of the configuration has: left alone"),
+        });
+        missing.chain(unknown).collect()
+    }
+
+    pub fn sources(&self) -> impl Iterator<Item = &Source> {
+        self.sources.iter()
+    }
+
     /// What could not be written of this policy or Service.
     pub fn table_refusal(&self, name: &OwnerName) -> Option<&Refusal> {
         self.table_refusals.get(name)
@@ -573,15 +855,40 @@ impl State {
         self.retries.len()
     }
 
-    pub fn has_source_error(&self) -> bool {
-        self.source.error.is_some()
-    }
-
     /// Every policy is planned for it, so no more than once a plan.
     fn policy_counts(&self) -> Policies {
         let counts = self.policy_counts.get().unwrap_or_else(|| Policies::count(&self.planner.policies()));
-        self.policy_counts.set(Some(counts).filter(|_| self.source.synced));
+        self.policy_counts.set(Some(counts).filter(|_| self.sources.is_synced()));
         counts
+    }
+
+    /// A host outside is known by its own name.
+    fn node_name(&self) -> String {
+        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+        Some(self.settings.rules.node_name.to_string()).filter(|name| !name.is_empty()).unwrap_or_else(host)
+    }
+
+    fn cluster_status(&self, source: &Source) -> ClusterStatus {
+        let name = &source.rules.name;
+        let services = self.planner.services().filter(|service| service.name.cluster() == &**name).count();
+        let mut status = ClusterStatus::of(source, services, self.refusals_of(source).len());
+        status.snapshot = self.archive.as_ref().and_then(|archive| archive.report(name));
+        status.bytes = self.meters.bytes(name);
+        status.reach = reach_of(&self.findings, name);
+        status
+    }
+
+    fn token_status(&self) -> Vec<crate::token::Token> {
+        let error = |cluster: &str| self.sources.iter().find(|source| *source.rules.name == *cluster)?.error.clone();
+        self.tokens.reports(error)
+    }
+
+    fn view_status(&self) -> Vec<ViewStatus> {
+        let of = |rules: &ClusterRules| {
+            let name = rules.view.as_ref()?;
+            Some(ViewStatus { name: name.to_string(), first: rules.name.to_string(), number: self.planner.view(name)? })
+        };
+        self.sources.iter().filter_map(|source| of(&source.rules)).collect()
     }
 
     pub fn status(&self) -> Status {
@@ -590,8 +897,12 @@ impl State {
         Status {
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
-            node: self.settings.rules.node_name.to_string(),
-            source: self.source.clone(),
+            node: self.node_name(),
+            stand: self.settings.rules.stand_point,
+            source: SourceStatus::of_one(&self.sources),
+            clusters: self.sources.iter().map(|source| self.cluster_status(source)).collect(),
+            views: self.view_status(),
+            tokens: self.token_status(),
             kernel: KernelStatus {
                 cgroup: self.settings.cgroup.display().to_string(),
                 pin_dir: self.settings.pin_dir.display().to_string(),
@@ -622,9 +933,36 @@ impl State {
             nodes: self
                 .planner
                 .nodes()
-                .map(|n| (n.name.to_string(), n.addresses.iter().map(|(_, a)| a.to_string()).collect()))
+                .map(|n| (shown(n), n.addresses.iter().map(|(_, a)| a.to_string()).collect()))
                 .collect(),
+            dns: self.settings.dns.as_ref().zip(self.names()).map(|(dns, names)| names::status(dns, names)),
             zone: self.planner.own_node().and_then(|n| n.zone.as_ref()).map(|z| z.to_string()),
         }
     }
+}
+
+/// The names under which clusters can be seen first.
+fn views_of(listing: &Listing) -> BTreeSet<Name> {
+    listing.clusters.iter().filter_map(|cluster| cluster.rules.view.clone()).collect()
+}
+
+/// Nodes of two clusters may have one name.
+fn shown(node: &Node) -> String {
+    if *node.cluster == *LOCAL_CLUSTER { node.name.to_string() } else { format!("{}:{}", node.cluster, node.name) }
+}
+
+/// As `status` shows it.
+fn reach_of(findings: &[Finding], cluster: &Name) -> Vec<ReachStatus> {
+    let (now, wall) = (Instant::now(), SystemTime::now());
+    let show = |finding: &Finding| ReachStatus {
+        node: finding.group.node.as_ref().map(ToString::to_string),
+        prefix: finding.group.prefix.to_string(),
+        found: finding.found,
+        since: wall
+            .checked_sub(now.saturating_duration_since(finding.since))
+            .map(crate::health::timestamp)
+            .unwrap_or_default(),
+        evidence: finding.evidence.clone(),
+    };
+    findings.iter().filter(|finding| finding.group.cluster == *cluster).map(show).collect()
 }

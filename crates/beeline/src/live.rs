@@ -57,6 +57,10 @@ impl Live {
         self.port_name(owner).map_or_else(|| format!("#{owner}"), |n| n.to_string())
     }
 
+    pub fn cluster(&self, owner: OwnerId) -> Option<String> {
+        self.port_name(owner).map(|name| name.service.cluster().to_owned())
+    }
+
     pub fn node_name(&self, id: u32) -> Option<&str> {
         self.rows.names.get(id).filter(|n| n.kind == NameKind::Node).map(|n| n.text.as_str())
     }

@@ -3,9 +3,12 @@
 
 mod args;
 mod command;
+mod configuration;
+mod joined;
 mod live;
 mod options;
 mod print;
+mod systemd;
 
 use clap::Parser;
 use std::process::ExitCode;

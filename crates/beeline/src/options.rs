@@ -1,5 +1,9 @@
 //! The agent's options, from the command line and a file (the file has the same names), and what they mean together.
 
+mod cluster;
+mod dns;
+mod memory;
+
 use anyhow::{Context, anyhow, bail};
 use beeline_agent::{Controller, Origin, Orphan, Settings};
 use beeline_cluster::{Access, Claim, Nodes, Pods, Role, Server};
@@ -8,28 +12,40 @@ use beeline_model::Address;
 use beeline_model::address::parse_ip;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, ExternalIps, LocalPolicy, NodePortAddress, Rules};
+use beeline_model::rules::{EmptyLocal, ExternalIps, LocalPolicy, NodePortAddress, Rules, StandPoint};
 use clap::Args as ClapArgs;
+pub use cluster::ClusterOptions;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub const PIN_DIR: &str = "/sys/fs/bpf/beeline";
 pub const CONTROLLER_NAMESPACE: &str = "kube-system";
 pub const REPORT_NAMESPACE: &str = "beeline-reports";
 pub const SOCKET: &str = "/run/beeline/agent.sock";
+pub const STATE_DIR: &str = "/var/lib/beeline";
 const MAX_SERVICES: u32 = 16_384;
 /// A year, in milliseconds.
 const LONGEST: u64 = 365 * 24 * 3_600_000;
 
-#[derive(Clone, Debug, Default, ClapArgs, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, ClapArgs, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Options {
     /// A file with these options (YAML); the command line wins
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
+    /// Without the file, which may be read again
+    #[arg(skip)]
+    #[serde(skip)]
+    typed: Option<Arc<Options>>,
+    /// What stood in the file
+    #[arg(skip)]
+    #[serde(skip)]
+    text: Option<Arc<str>>,
     /// Folder of manifests: Service, EndpointSlice, Endpoints, Node
     #[arg(long, value_name = "DIR")]
     pub manifests: Option<PathBuf>,
@@ -42,6 +58,47 @@ pub struct Options {
     /// Follow this API server with the pod's own account (may be repeated: tried in turn)
     #[arg(long, value_name = "URL")]
     pub api_server: Vec<String>,
+    /// Where this host stands: node (a Node of the cluster), outside (none), edge (a Node without a pod network) [default: node]
+    #[arg(long, value_name = "node|outside|edge")]
+    pub stand: Option<String>,
+    /// Outside and edge: how pods are reached: direct, node (by their node and nodePort), or auto: found out [default: auto]
+    #[arg(long, value_name = "direct|node|auto")]
+    pub pods: Option<String>,
+    /// Outside and edge: pods in these ranges are reached directly, whatever --pods says
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub direct_cidr: Option<Vec<String>>,
+    /// Outside and edge: which of a node's addresses is dialled, the first of these that it has
+    /// [default: InternalIP,ExternalIP; edge: ExternalIP,InternalIP]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub node_address_types: Option<Vec<String>>,
+    /// Outside: the zone of this host, for zone hints
+    #[arg(long, value_name = "NAME")]
+    pub zone: Option<String>,
+    /// Outside and edge: the cluster's service ranges [default: as its ServiceCIDR objects say]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub service_cidrs: Option<Vec<String>>,
+    /// In the file only: several clusters
+    #[arg(skip)]
+    pub clusters: Vec<ClusterOptions>,
+    /// In the file only: cgroups, and the view that their processes see
+    #[arg(skip)]
+    pub views: BTreeMap<PathBuf, String>,
+    /// What is remembered between two runs is kept here [default: /var/lib/beeline]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Edge: KubeEdge's edge cache (MetaServer) as the source [default with --stand edge: http://127.0.0.1:10550]
+    #[arg(long, value_name = "URL")]
+    pub edge_cache: Option<String>,
+    /// The last good facts of each cluster are kept here, or off; not on a Node of one cluster [default: STATE_DIR/snapshot]
+    #[arg(long, value_name = "DIR")]
+    pub snapshot_dir: Option<PathBuf>,
+    /// Facts on disk that are older than this are not used, or forever [default: forever]
+    #[arg(long, value_name = "TIME")]
+    pub snapshot_max_age: Option<String>,
+    /// Outside and edge: pods that only a default route leads to are asked this often whether they can be reached
+    /// [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    pub probe_interval: Option<String>,
     /// Other nodes' addresses: as the controller publishes them, watch for every Node object, own for none [default: controller]
     #[arg(long, value_name = "controller|watch|own")]
     pub nodes: Option<String>,
@@ -122,6 +179,21 @@ pub struct Options {
     /// /healthz and /livez listen here, or off; [::] is both families [default: [::]:10256]
     #[arg(long, value_name = "ADDR:PORT")]
     pub health_address: Option<String>,
+    /// Answer the clusters' names by DNS on this loopback address [default: off]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub dns_address: Option<String>,
+    /// The cluster's domain [default: cluster.local]
+    #[arg(long, value_name = "DOMAIN")]
+    pub dns_domain: Option<String>,
+    /// Ask these name servers for all other names, instead of refusing them
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub dns_forward: Option<Vec<String>>,
+    /// Who may ask where --dns-address is not on loopback: networks
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub dns_clients: Option<Vec<String>>,
+    /// Answer names also as somebody dials them who sees this cluster first, on another address
+    #[arg(long, value_name = "CLUSTER=ADDR:PORT", value_delimiter = ',')]
+    pub dns_view: Option<Vec<String>>,
     /// A kube-proxy runs here too: health on 10356, metrics on 10349
     #[arg(long)]
     pub beside_kube_proxy: bool,
@@ -134,6 +206,9 @@ pub struct Options {
     /// Prove by a dial at start that the hooks are live: on or off [default: on]
     #[arg(long, value_name = "on|off")]
     pub self_test: Option<String>,
+    /// Hundredths of a token's life, when the next one is asked for
+    #[arg(long, value_name = "N", hide = true)]
+    pub renew_after: Option<u8>,
     /// For the test that proves the grace period needed
     #[arg(long, hide = true)]
     pub unsafe_skip_grace: bool,
@@ -143,25 +218,49 @@ impl Options {
     /// The command line over the file.
     pub fn load(self) -> anyhow::Result<Options> {
         let Some(path) = self.config.clone() else { return Ok(self) };
+        let typed = Some(Arc::new(self.clone()));
         let text = std::fs::read_to_string(&path).with_context(|| format!("--config {}", path.display()))?;
-        let file: Options = if text.trim().is_empty() {
-            Options::default()
-        } else {
-            serde_saphyr::from_str(&text).with_context(|| {
-                format!("--config {}: `beeline agent --help` lists the options (without the dashes)", path.display())
-            })?
-        };
-        Ok(self.over(file))
+        let file = Options::parse(&text).with_context(|| format!("--config {}", path.display()))?;
+        Ok(Options { typed, text: Some(text.into()), ..self.over(file) })
+    }
+
+    /// A file's content.
+    pub fn parse(text: &str) -> anyhow::Result<Options> {
+        if text.lines().all(|line| line.trim().is_empty() || line.starts_with('#')) {
+            return Ok(Options::default());
+        }
+        serde_saphyr::from_str(text).context("`beeline agent --help` lists the options (without the dashes)")
+    }
+
+    /// Whether an agent would start with them, as far as that does not depend on the host that it starts on.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let cgroup = self.cgroup.clone().or_else(|| Some("/sys/fs/cgroup".into()));
+        Options { cgroup, ..self.clone() }.settings().map(drop)
     }
 
     fn over(self, file: Options) -> Options {
         let pick = |cli: Vec<PathBuf>, file: Vec<PathBuf>| if cli.is_empty() { file } else { cli };
         Options {
             config: self.config,
+            typed: None,
+            text: None,
             manifests: self.manifests.or(file.manifests),
             kubeconfig: self.kubeconfig.or(file.kubeconfig),
             context: self.context.or(file.context),
             api_server: if self.api_server.is_empty() { file.api_server } else { self.api_server },
+            stand: self.stand.or(file.stand),
+            pods: self.pods.or(file.pods),
+            direct_cidr: self.direct_cidr.or(file.direct_cidr),
+            node_address_types: self.node_address_types.or(file.node_address_types),
+            zone: self.zone.or(file.zone),
+            service_cidrs: self.service_cidrs.or(file.service_cidrs),
+            clusters: file.clusters,
+            views: file.views,
+            state_dir: self.state_dir.or(file.state_dir),
+            edge_cache: self.edge_cache.or(file.edge_cache),
+            snapshot_dir: self.snapshot_dir.or(file.snapshot_dir),
+            snapshot_max_age: self.snapshot_max_age.or(file.snapshot_max_age),
+            probe_interval: self.probe_interval.or(file.probe_interval),
             nodes: self.nodes.or(file.nodes),
             controller: self.controller.or(file.controller),
             controller_namespace: self.controller_namespace.or(file.controller_namespace),
@@ -188,17 +287,23 @@ impl Options {
             node_addresses: self.node_addresses.or(file.node_addresses),
             metrics_address: self.metrics_address.or(file.metrics_address),
             health_address: self.health_address.or(file.health_address),
+            dns_address: self.dns_address.or(file.dns_address),
+            dns_domain: self.dns_domain.or(file.dns_domain),
+            dns_forward: self.dns_forward.or(file.dns_forward),
+            dns_clients: self.dns_clients.or(file.dns_clients),
+            dns_view: self.dns_view.or(file.dns_view),
             beside_kube_proxy: self.beside_kube_proxy || file.beside_kube_proxy,
             sync_period: self.sync_period.or(file.sync_period),
             untouched_cgroup: pick(self.untouched_cgroup, file.untouched_cgroup),
             self_test: self.self_test.or(file.self_test),
+            renew_after: self.renew_after.or(file.renew_after),
             unsafe_skip_grace: self.unsafe_skip_grace || file.unsafe_skip_grace,
         }
     }
 
     /// Where the objects come from: a folder, the API server of a kubeconfig, or one reached with the pod's own account.
     pub fn origin(&self) -> anyhow::Result<Origin> {
-        let claim = Claim { proxy_name: self.service_proxy_name.clone() };
+        let claim = self.claim();
         let given = [self.manifests.is_some(), self.kubeconfig.is_some(), !self.api_server.is_empty()];
         if given.into_iter().filter(|is| *is).count() > 1 {
             bail!("--manifests, --kubeconfig and --api-server are three sources: give one of them");
@@ -215,28 +320,62 @@ impl Options {
             }
             return Ok(Origin::Folder { path, claim });
         }
-        let words = [("controller", Nodes::Controller), ("watch", Nodes::Watch), ("own", Nodes::Own)];
-        let nodes = choice("--nodes", self.nodes.as_deref(), &words)?;
-        Ok(Origin::Server(Box::new(Server {
-            access: self.access()?,
-            cluster: LOCAL_CLUSTER.into(),
-            node: self.node_name.clone().unwrap_or_default(),
-            nodes,
-            pods: if self.controller()? == Controller::None { Pods::All } else { Pods::Own },
-            claim,
-            clear_taint: self.clear_startup_taint,
+        if self.stand()? == StandPoint::Edge && !given[1] && !given[2] {
+            return self.edge(self.edge_cache.as_deref(), LOCAL_CLUSTER);
+        }
+        if self.edge_cache.is_some() {
+            bail!("--edge-cache is for --stand edge, without --kubeconfig and --api-server");
+        }
+        Ok(Origin::Server(Box::new(self.server(self.access()?, LOCAL_CLUSTER, self.stand()?)?)))
+    }
+
+    fn claim(&self) -> Claim {
+        Claim { proxy_name: self.service_proxy_name.clone(), names: self.answers_names() }
+    }
+
+    /// What is asked of an API server follows from where we stand.
+    fn server(&self, access: Access, cluster: &str, stand: StandPoint) -> anyhow::Result<Server> {
+        let alone = self.controller()? == Controller::None;
+        Ok(Server {
+            access,
+            cluster: cluster.into(),
+            node: if stand == StandPoint::Outside { String::new() } else { self.node_name.clone().unwrap_or_default() },
+            nodes: self.nodes(stand)?,
+            pods: match stand {
+                _ if alone => Pods::All,
+                StandPoint::Outside => Pods::None,
+                StandPoint::Node | StandPoint::Edge => Pods::Own,
+            },
+            claim: self.claim(),
+            clear_taint: self.clear_startup_taint && stand == StandPoint::Node,
             patience: beeline_cluster::PATIENCE,
             role: Role::Agent,
             controller_namespace: self.controller_namespace.clone().unwrap_or_else(|| CONTROLLER_NAMESPACE.into()),
             report_namespace: self.report_namespace.clone().unwrap_or_else(|| REPORT_NAMESPACE.into()),
             reports: None,
-        })))
+            ranges: stand != StandPoint::Node || !self.clusters.is_empty(),
+            notices: stand == StandPoint::Node,
+            passport: None,
+        })
+    }
+
+    /// Outside, other nodes are the way to pods, and what hosts outside must know of them stands on the Node objects.
+    fn nodes(&self, stand: StandPoint) -> anyhow::Result<Nodes> {
+        let words = [("controller", Nodes::Controller), ("watch", Nodes::Watch), ("own", Nodes::Own)];
+        match (stand, self.nodes.as_deref()) {
+            (StandPoint::Node, given) => choice("--nodes", given, &words),
+            (_, None) => Ok(Nodes::Watch),
+            (_, Some("own")) => {
+                bail!("--nodes own: from outside pods are reached by their nodes; watch, or controller")
+            }
+            (_, given) => choice("--nodes", given, &words),
+        }
     }
 
     pub fn controller(&self) -> anyhow::Result<Controller> {
         let words = [("watch", Controller::Watch), ("none", Controller::None)];
         match &self.controller {
-            None if self.manifests.is_some() => Ok(Controller::None),
+            None if self.manifests.is_some() || self.are_folders() => Ok(Controller::None),
             given => choice("--controller", given.as_deref(), &words),
         }
     }
@@ -257,13 +396,22 @@ impl Options {
                 "where are the objects? Give --manifests DIR or --kubeconfig FILE, or run in a pod (with --api-server URL, so that we do not need the service address that we provide)"
             );
         }
-        Ok(Access::in_cluster(&self.api_server)?)
+        Access::in_cluster(&self.api_server).context("--api-server")
     }
 
     pub fn rules(&self) -> anyhow::Result<Rules> {
-        let node = self.node_name.as_deref().filter(|n| !n.is_empty());
-        let node = node.ok_or_else(|| anyhow!("--node-name NAME is needed: endpoints are local by it"))?;
-        let mut rules = Rules::for_node(node);
+        let stand = self.stand()?;
+        let node = self.node_name.as_deref().filter(|n| !n.is_empty() && stand != StandPoint::Outside);
+        let missing = || {
+            anyhow!("--node-name NAME is needed: endpoints are local by it (a host that is no Node: --stand outside)")
+        };
+        let mut rules = Rules::for_node(match stand {
+            // Nothing is local here, whatever a Node is called.
+            StandPoint::Outside => "",
+            StandPoint::Node | StandPoint::Edge => node.ok_or_else(missing)?,
+        });
+        rules.stand_point = stand;
+        rules.clusters = self.cluster_rules()?;
         rules.local_policy = choice(
             "--local-policy",
             self.local_policy.as_deref(),
@@ -313,25 +461,34 @@ impl Options {
         let (metrics, health) =
             if self.beside_kube_proxy { ("127.0.0.1:10349", "[::]:10356") } else { ("127.0.0.1:10249", "[::]:10256") };
         let default_root = || cgroup::root().context("--cgroup was not given");
+        let stand = self.stand()?;
+        // Nobody asks a host outside whether it is fit to be a node.
+        let health = if stand == StandPoint::Outside { "127.0.0.1:10256" } else { health };
         Ok(Settings {
             rules: self.rules()?,
-            origin: self.origin()?,
+            listing: self.listing()?,
+            reload: self.reload(),
+            state_dir: self.state_dir(),
+            snapshot: self.snapshot(stand)?,
+            probe_interval: self.probe_interval()?,
             cgroup: self.cgroup.clone().map_or_else(default_root, Ok)?,
-            pin_dir: self.pin_dir.clone().unwrap_or_else(|| PIN_DIR.into()),
-            socket: self.socket.clone().unwrap_or_else(|| SOCKET.into()),
+            pin_dir: self.pin_dir(),
+            socket: self.socket(),
             sizes: self.sizes()?,
             events: self.events.as_deref().unwrap_or("failures").parse().map_err(|e| anyhow!("--events: {e}"))?,
             orphan: orphan(self.orphan.as_deref().unwrap_or("keep"))?,
             metrics: address("--metrics-address", self.metrics_address.as_deref().unwrap_or(metrics))?,
             health: address("--health-address", self.health_address.as_deref().unwrap_or(health))?,
-            probes: !self.beside_kube_proxy,
+            dns: self.dns()?,
+            probes: !self.beside_kube_proxy && stand == StandPoint::Node,
             sync_period: duration("--sync-period", self.sync_period.as_deref().unwrap_or("30s"))?,
             untouched: self.untouched_cgroup.clone(),
             fixed_addresses: self.node_addresses.is_some(),
             self_test: choice("--self-test", self.self_test.as_deref(), &[("on", true), ("off", false)])?,
+            renew_after: self.renew_after.map_or(beeline_join::HALF, |hundredths| f64::from(hundredths) / 100.0),
             skip_grace: self.unsafe_skip_grace,
             controller: self.controller()?,
-            report: self.report()?,
+            report: self.report()?.filter(|_| stand == StandPoint::Node),
         })
     }
 }

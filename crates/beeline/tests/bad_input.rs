@@ -112,7 +112,7 @@ fn a_folder_may_vanish(stage: &Stage) {
             std::fs::write(&stage.folder.0, "a file where a folder was").unwrap();
         }
         wait_until("it is missed", || stage.status()["source"]["error"].is_string());
-        assert_eq!(stage.metric("beeline_source_error"), 1);
+        assert_eq!(stage.metric("beeline_source_error{cluster=\"local\"}"), 1);
         std::thread::sleep(Duration::from_millis(300));
         if replace {
             std::fs::remove_file(&stage.folder.0).unwrap();

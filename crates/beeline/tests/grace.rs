@@ -91,6 +91,7 @@ fn slice(number: u16, hosts: impl Iterator<Item = usize>) -> Fact {
         family: Family::V4,
         ports: Box::new([SlicePort { name: "".into(), protocol: Protocol::Tcp, port: port_of(number) }]),
         endpoints: hosts.map(endpoint).collect(),
+        hostnames: None,
     })
 }
 

@@ -76,7 +76,8 @@ impl Ground {
             let (under, over) = (name(&service, SetRole::Cluster), name(&redirect, SetRole::Local));
             below.sets.push(self.set(1, under.clone(), Rule::Service, None, None));
             above.sets.push(self.set(0, over.clone(), Rule::Redirect, Some(under), policy));
-            let claim = Claim { kind: Kind::ClusterIp, created: 0, service: redirect.clone(), set: Some(over) };
+            let claim =
+                Claim { kind: Kind::ClusterIp, rank: 0, created: 0, service: redirect.clone(), set: Some(over) };
             delta.frontends.push((FrontendKey::new(address, PORT, protocol), Some(claim)));
         }
         delta.services = vec![(service, Some(below)), (redirect, Some(above))];

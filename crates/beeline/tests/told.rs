@@ -184,7 +184,8 @@ fn policies_are_explained() {
     assert_eq!((states.as_array().map(Vec::len), &states[0]["withoutCgroup"]), (Some(1), &json!(["stage/cold"])));
     assert_eq!(stage.status()["counts"]["policies"], json!({ "all": 3, "here": 2, "refused": 1, "waiting": 0 }));
     let dials = |kind: &str| {
-        let labels = format!("kind=\"{kind}\",namespace=\"stage\",service=\"a\",port=\"u\",protocol=\"UDP\"");
+        let labels =
+            format!("kind=\"{kind}\",cluster=\"local\",namespace=\"stage\",service=\"a\",port=\"u\",protocol=\"UDP\"");
         stage.metric(&format!("beeline_dials_total{{{labels}}}"))
     };
     assert!(dials("localRedirect") > 0 && dials("service") > 0);

@@ -4,6 +4,7 @@ mod candidates;
 mod cluster;
 mod ground;
 mod mapping;
+mod outside;
 mod plot;
 mod report;
 mod socket;
@@ -36,6 +37,8 @@ enum Bench {
     },
     /// A node against a real API server: Beeline and kube-proxy in both modes, in turn; needs `kit build`
     Cluster(cluster::Wish),
+    /// From a host outside the cluster: through Beeline to pods and to nodePorts, and plain nodePorts; needs `kit build`
+    Outside(outside::Wish),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -44,5 +47,6 @@ fn main() -> anyhow::Result<()> {
         Bench::Candidates => candidates::run(&args.out),
         Bench::Socket { only } => socket::run(&args.out, only),
         Bench::Cluster(wish) => cluster::run(&args.out, &wish),
+        Bench::Outside(wish) => outside::run(&args.out, &wish),
     }
 }

@@ -8,6 +8,7 @@ mod assembly;
 mod book;
 mod door;
 mod follow;
+mod identity;
 mod lean;
 mod news;
 mod notice;
@@ -27,19 +28,25 @@ use crate::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
 pub use access::{Access, AccessError};
 use beeline_model::fact::Refusal;
 use book::{Book, Published};
-use door::Door;
+use door::{Door, Opening};
 use follow::{Follow, Selector};
+pub(crate) use identity::IdentityError;
+pub use identity::Passport;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use lean::Read;
+pub(crate) use lean::{Lean, Page, Reduced};
 use news::News;
 pub use once::LoadError;
+pub(crate) use pause::Pause;
+pub(crate) use refused::Refused;
 pub use report::{REPORT, Reports, read_report, report_name};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 pub use taint::STARTUP_TAINT;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::JoinSet;
 
 /// A watch that says nothing for this long is opened anew.
@@ -76,6 +83,8 @@ pub enum Pods {
     Own,
     /// Everybody's, and the namespaces that they are in: where nobody publishes what policies choose. For small clusters.
     All,
+    /// Nobody's, and no LocalRedirectPolicies either: no pod of the cluster runs on this host.
+    None,
 }
 
 #[derive(Clone, Debug)]
@@ -95,27 +104,46 @@ pub struct Server {
     /// Where agents report, and nobody keeps anything else: they may write any Lease there.
     pub report_namespace: String,
     pub reports: Option<Reports>,
+    /// ServiceCIDR objects are read: whose an address is must be known where there are several clusters.
+    pub ranges: bool,
+    /// What is refused is told by Events on the objects.
+    pub notices: bool,
+    /// `None`: whichever cluster answers is believed.
+    pub passport: Option<Passport>,
 }
 
 /// A client that turns to the next server, and reads its credentials anew, when it must.
 pub async fn connect(access: Access, patience: Duration) -> Result<kube::Client, AccessError> {
-    Ok(Door::open(access, patience).await?.client())
+    Ok(Door::open(access, patience, None).await?.client())
 }
 
-/// What comes back from whoever takes the batches.
-#[derive(Debug)]
+/// What comes back from whoever takes the batches. One watch after the other hears it.
+#[derive(Clone, Debug)]
 pub struct Echo {
     /// Everything has reached the kernel.
     pub programmed: watch::Receiver<bool>,
     /// What is refused there, though each object for itself was fine: a conflict of two, say.
-    pub refused: Receiver<Refusal>,
+    pub refused: Arc<Mutex<Receiver<Refusal>>>,
+}
+
+impl Echo {
+    pub fn new(programmed: watch::Receiver<bool>, refused: Receiver<Refusal>) -> Echo {
+        Echo { programmed, refused: Arc::new(Mutex::new(refused)) }
+    }
+}
+
+/// Of nobody.
+impl Default for Echo {
+    fn default() -> Echo {
+        Echo::new(watch::channel(false).1, channel(1).1)
+    }
 }
 
 impl Server {
     /// Sends what the API server says and then every change of it, until nobody listens any more. An error only where the
     /// credentials cannot be read at all.
     pub async fn watch(self, batches: Sender<Batch>, echo: Echo) -> Result<(), AccessError> {
-        let door = Door::open(self.access.clone(), self.patience).await?;
+        let Some(door) = self.open(&batches).await? else { return Ok(()) };
         let (news, heard) = channel(UNDER_WAY);
         let (notices, posted) = channel(NOTICES);
         let (taint, tainted) = watch::channel(false);
@@ -126,14 +154,21 @@ impl Server {
         tasks.spawn(follow(services).run::<Service>());
         tasks.spawn(follow(slices).run::<EndpointSlice>());
         tasks.spawn(follow(nodes).run::<Node>());
-        tasks.spawn(follow(pods).run::<Pod>());
-        tasks.spawn(follow(Selector::default()).run::<Read<LocalRedirectPolicySpec>>());
+        if self.pods != Pods::None {
+            tasks.spawn(follow(pods).run::<Pod>());
+            tasks.spawn(follow(Selector::default()).run::<Read<LocalRedirectPolicySpec>>());
+        }
         tasks.spawn(follow(Selector::default()).run::<Read<BalancingPolicySpec>>());
         if self.pods == Pods::All {
             tasks.spawn(follow(Selector::default()).run::<Namespace>());
         }
-        tasks.spawn(notice::post(door.client(), self.node.clone(), posted));
-        tasks.spawn(notice::look_up(door.client(), echo.refused, notices.clone()));
+        if self.ranges {
+            tasks.spawn(follow(Selector::default()).run::<ServiceCIDR>());
+        }
+        if self.notices {
+            tasks.spawn(notice::post(door.client(), self.node.clone(), posted));
+            tasks.spawn(notice::look_up(door.client(), self.cluster.clone(), echo.refused, notices.clone()));
+        }
         if self.clear_taint {
             tasks.spawn(taint::clear(door.client(), self.node.clone(), tainted, echo.programmed));
         }
@@ -153,6 +188,20 @@ impl Server {
         Ok(())
     }
 
+    /// Credentials may take their time, which is told. `None`: nobody listens any more.
+    async fn open(&self, batches: &Sender<Batch>) -> Result<Option<Arc<Door>>, AccessError> {
+        let mut opening = Opening::begin(self.access.clone(), self.patience, self.passport.clone());
+        loop {
+            let slow = match opening.wait().await {
+                Err(slow @ AccessError::Slow { .. }) => slow,
+                opened => return opened.map(Some),
+            };
+            if batches.send(Batch { error: Some(slow.to_string()), ..Batch::default() }).await.is_err() {
+                return Ok(None);
+            }
+        }
+    }
+
     fn follow(&self, door: &Arc<Door>, selector: Selector, news: &Sender<News>, found: &Arc<Notify>) -> Follow {
         let (door, news, found) = (door.clone(), news.clone(), found.clone());
         Follow { door, selector, patience: self.patience, news, found }
@@ -161,37 +210,45 @@ impl Server {
     /// Where everybody's pods are known, backends are worked out here and nobody's word for them is taken.
     fn published(&self) -> Published {
         Published {
-            policies: self.pods == Pods::Own || self.role == Role::Controller,
+            policies: self.pods != Pods::All || self.role == Role::Controller,
             nodes: self.nodes == Nodes::Controller,
             namespace: self.controller_namespace.clone(),
         }
     }
 
     fn followed(&self) -> Vec<Kind> {
-        let mut kinds = vec![Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::Pod];
-        kinds.extend([Kind::LocalRedirect, Kind::Balancing]);
+        let mut kinds = vec![Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::Balancing];
+        if self.pods != Pods::None {
+            kinds.extend([Kind::Pod, Kind::LocalRedirect]);
+        }
+        kinds.extend(self.ranges.then_some(Kind::ServiceCidr));
         kinds.extend((self.pods == Pods::All).then_some(Kind::Namespace));
         kinds
     }
 
     fn selectors(&self) -> [Selector; 4] {
+        let own = (self.nodes != Nodes::Watch).then(|| format!("metadata.name={}", self.node));
+        let pods = (self.pods == Pods::Own).then(|| format!("spec.nodeName={}", self.node));
+        let [services, slices] = self.service_selectors();
+        [services, slices, Selector { labels: None, fields: own }, Selector { labels: None, fields: pods }]
+    }
+
+    fn service_selectors(&self) -> [Selector; 2] {
+        if self.claim.names {
+            // Every Service has a name, also those that nobody dials here.
+            return [Selector::default(), Selector::default()];
+        }
         let name = match &self.claim.proxy_name {
             None => format!("!{PROXY_NAME},!{HEADLESS}"),
             Some(name) => format!("{PROXY_NAME}={name},!{HEADLESS}"),
         };
-        let own = (self.nodes != Nodes::Watch).then(|| format!("metadata.name={}", self.node));
         let slices = match self.role {
             Role::Agent => format!("!{HEADLESS}"),
             Role::Controller => format!("{MANAGED_BY}={MANAGER}"),
         };
-        let pods = (self.pods == Pods::Own).then(|| format!("spec.nodeName={}", self.node));
-        [
-            // Servers before 1.31 do not know this field; then headless Services are left out here.
-            Selector { labels: Some(name), fields: Some("spec.clusterIP!=None".into()) },
-            Selector { labels: Some(slices), fields: None },
-            Selector { labels: None, fields: own },
-            Selector { labels: None, fields: pods },
-        ]
+        // Servers before 1.31 do not know this field; then headless Services are left out here.
+        let services = Selector { labels: Some(name), fields: Some("spec.clusterIP!=None".into()) };
+        [services, Selector { labels: Some(slices), fields: None }]
     }
 }
 

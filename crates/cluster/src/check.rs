@@ -10,25 +10,33 @@ use std::collections::HashSet;
 #[doc(hidden)]
 pub fn check(input: &[u8]) {
     for format in [Format::Yaml, Format::Json] {
-        let mut convert = Convert::new("local", Claim::default());
-        let snapshot = parse(input, format, &mut convert);
-        assert_eq!(snapshot, parse(input, format, &mut convert), "what was read before changes nothing");
-        let mut told = Snapshot { refusals: snapshot.refusals.clone(), ..Snapshot::default() };
-        diff(&Snapshot::default(), &snapshot).into_iter().for_each(|fact| told.apply(fact));
-        assert_eq!(snapshot, told, "the differences add up");
-        snapshot.into_facts().iter().for_each(check_fact);
+        for names in [false, true] {
+            check_as(input, format, Claim { names, ..Claim::default() });
+        }
     }
+}
+
+fn check_as(input: &[u8], format: Format, claim: Claim) {
+    let mut convert = Convert::new("local", claim);
+    let snapshot = parse(input, format, &mut convert);
+    assert_eq!(snapshot, parse(input, format, &mut convert), "what was read before changes nothing");
+    let mut told = Snapshot { refusals: snapshot.refusals.clone(), ..Snapshot::default() };
+    diff(&Snapshot::default(), &snapshot).into_iter().for_each(|fact| told.apply(fact));
+    assert_eq!(snapshot, told, "the differences add up");
+    snapshot.into_facts().iter().for_each(check_fact);
 }
 
 fn check_fact(fact: &Fact) {
     match fact {
         Fact::Service(service) => check_service(service),
-        Fact::Slice(slice) => check_slice(slice),
+        Fact::NamedService(named) => assert!(!named.name.name().is_empty()),
+        Fact::Slice(slice) | Fact::NamedSlice(slice) => check_slice(slice),
         Fact::Node(node) => assert!(!node.name.is_empty()),
         Fact::Pod(pod) => assert!(!pod.name.name.is_empty() && pod.node.is_some()),
         Fact::Namespace(namespace) => assert!(!namespace.name.is_empty()),
         Fact::Policy(policy) => check_policy(policy),
         Fact::PolicySlice(slice) => assert!(slice.endpoints.iter().all(|e| e.address.family() == slice.family)),
+        Fact::ServiceRange { name, .. } => assert!(!name.is_empty()),
         gone => panic!("{gone:?} of a fresh read"),
     }
 }

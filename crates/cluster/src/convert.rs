@@ -7,23 +7,27 @@
 mod address;
 mod endpoints;
 mod name;
+mod named;
 mod namespace;
 mod node;
 mod pod;
 mod policy;
 mod port;
 pub(crate) mod published;
+mod range;
 mod service;
 mod slice;
 
 use beeline_model::fact::Refusal;
 use beeline_model::selector::Labels;
 use beeline_model::{Name, OwnerName};
+pub(crate) use endpoints::LEADER;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use name::Names;
-pub(crate) use node::ENTRY_ADDRESS;
-pub(crate) use pod::{MIRRORED, RESOLVE, is_node};
+pub(crate) use node::{ENTRY_ADDRESS, OUTSIDE_ADDRESS};
+pub(crate) use pod::{MIRRORED, RESOLVE, VIEW, is_node};
 pub(crate) use policy::{kind_text, untyped};
+pub(crate) use range::Range;
 pub(crate) use service::AFFINITY_SECONDS;
 use std::collections::BTreeMap;
 
@@ -37,6 +41,8 @@ pub struct Claim {
     /// `None`: those without the label `service.kubernetes.io/service-proxy-name`; `Some`: those with this value of it,
     /// and no others (as for any proxy that claims services by name).
     pub proxy_name: Option<String>,
+    /// Names are answered here: of the others, what their names lead to.
+    pub names: bool,
 }
 
 impl Claim {
@@ -155,7 +161,7 @@ impl<'a> Report<'a> {
 pub(crate) fn subject(kind: &str, meta: &ObjectMeta) -> String {
     let name = meta.name.as_deref().unwrap_or("without a name");
     match meta.namespace.as_deref() {
-        Some(namespace) if kind != "Node" => format!("{kind} {namespace}/{name}"),
+        Some(namespace) if !matches!(kind, "Node" | "ServiceCIDR") => format!("{kind} {namespace}/{name}"),
         _ => format!("{kind} {name}"),
     }
 }

@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read the manifest folder {}: {source}; create it, or name another with --manifests", path.display())]
+#[error("cannot read the manifest folder {}: {source}; create it, or name another (--manifests, `folder` of a cluster)", path.display())]
 pub struct FolderError {
     path: PathBuf,
     source: io::Error,

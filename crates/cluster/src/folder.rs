@@ -24,6 +24,8 @@ pub struct Batch {
     pub synced: bool,
     /// Nothing of it was unreadable.
     pub whole: bool,
+    /// Some of it comes from a copy that may be older than what was heard before, by whomever.
+    pub second_hand: bool,
     /// The source cannot be read; what it gave before holds.
     pub error: Option<String>,
     /// When the first of these facts came in; `None`: now.

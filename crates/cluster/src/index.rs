@@ -210,7 +210,7 @@ impl Index {
                 Identity::Slice(_) | Identity::Node(_) | Identity::Pod(_) => {}
                 // Nobody publishes into a folder.
                 Identity::PolicySlice(_) | Identity::NodeSlice(_) => {}
-                Identity::Namespace(_) | Identity::Policy(_) => {}
+                Identity::Namespace(_) | Identity::Policy(_) | Identity::Range(_) => {}
             }
         }
         self.abandon(&outcome.lost_services);

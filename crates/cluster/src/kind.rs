@@ -12,14 +12,15 @@ pub(crate) enum Kind {
     Namespace,
     LocalRedirect,
     Balancing,
+    ServiceCidr,
 }
 
 impl Kind {
-    pub(crate) const COUNT: usize = Kind::Balancing as usize + 1;
+    pub(crate) const COUNT: usize = Kind::ServiceCidr as usize + 1;
 }
 
 pub(crate) const READ: &str = "Service v1, EndpointSlice discovery.k8s.io/v1, Endpoints v1, Node v1, Pod v1, Namespace v1, \
-    LocalRedirectPolicy and BalancingPolicy beeline.dev/v1alpha1, List v1";
+    ServiceCIDR networking.k8s.io/v1, LocalRedirectPolicy and BalancingPolicy beeline.dev/v1alpha1, List v1";
 
 /// A folder is often a whole application, so what is deployed beside the services is no mistake.
 const IGNORED: &[&str] = &[
@@ -58,7 +59,6 @@ const IGNORED: &[&str] = &[
     "RuntimeClass",
     "Secret",
     "ServiceAccount",
-    "ServiceCIDR",
     "StatefulSet",
     "StorageClass",
     "ValidatingAdmissionPolicy",
@@ -85,6 +85,7 @@ impl Kind {
             (API_VERSION, "LocalRedirectPolicy") => Some(Kind::LocalRedirect),
             (API_VERSION, "BalancingPolicy") => Some(Kind::Balancing),
             ("discovery.k8s.io/v1", "EndpointSlice") => Some(Kind::EndpointSlice),
+            ("networking.k8s.io/v1", "ServiceCIDR") => Some(Kind::ServiceCidr),
             _ => None,
         }
     }

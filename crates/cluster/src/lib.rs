@@ -8,6 +8,7 @@ mod check;
 mod convert;
 mod default;
 mod document;
+mod edge;
 mod files;
 mod folder;
 mod index;
@@ -22,14 +23,15 @@ mod tree;
 mod watch;
 
 pub use api::{
-    Access, AccessError, Echo, LoadError, Nodes, PATIENCE, Pods, REPORT, Reports, Role, STARTUP_TAINT, Server, connect,
-    read_report, report_name,
+    Access, AccessError, Echo, LoadError, Nodes, PATIENCE, Passport, Pods, REPORT, Reports, Role, STARTUP_TAINT,
+    Server, connect, read_report, report_name,
 };
 pub use check::check;
 pub use convert::published::{
     MANAGED_BY, MANAGER, NODES as NODES_LABEL, POLICY as POLICY_LABEL, node_slice_object, policy_slice_object,
 };
 pub use convert::{Claim, Convert, Converted, Unserved};
+pub use edge::{EDGE_CACHE, Edge, Rhythm, Traffic};
 pub use files::FolderError;
 pub use folder::{Batch, Folder, parse};
 pub use manifest::Format;

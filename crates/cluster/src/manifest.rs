@@ -12,6 +12,7 @@ use beeline_model::fact::{Refusal, Slice};
 use beeline_model::policy::{Policy, PolicyKind};
 use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -139,6 +140,7 @@ impl Reader<'_> {
             Some(Kind::Namespace) => self.read_namespace(place, value),
             Some(Kind::LocalRedirect) => self.read_redirect(place, value),
             Some(Kind::Balancing) => self.read_balancing(place, value),
+            Some(Kind::ServiceCidr) => self.read_range(place, value),
             None if kind::is_ignored(api_version, name) => {
                 tracing::debug!(file = self.file, %place, kind = name, "not a kind that is read: ignored");
             }
@@ -154,7 +156,7 @@ impl Reader<'_> {
         default::service(&mut object);
         self.note(place, default::missing(&object));
         let identity = self.convert.service_name(&object.metadata).map(Identity::Service);
-        let converted = self.convert.service(&object);
+        let converted = self.convert.service_fact(&object);
         let spec = object.spec.as_ref();
         let selectorless = spec.and_then(|spec| spec.selector.as_ref()).is_none_or(|selector| selector.is_empty());
         self.add(place, "Service", &object.metadata, identity, converted, |fact| Body::Service { fact, selectorless });
@@ -164,7 +166,7 @@ impl Reader<'_> {
         let Some(mut object) = self.typed::<EndpointSlice>(place, value) else { return };
         default::slice(&mut object);
         let identity = self.convert.slice_name(&object).map(|name| Identity::Slice(name.into()));
-        let converted = self.convert.slice(&object);
+        let converted = self.convert.slice_fact(&object);
         self.add(place, "EndpointSlice", &object.metadata, identity, converted, Body::Slice);
     }
 
@@ -199,6 +201,13 @@ impl Reader<'_> {
         let identity = object.metadata.name.as_deref().map(|name| Identity::Namespace(name.into()));
         let converted = self.convert.namespace(&object);
         self.add(place, "Namespace", &object.metadata, identity, converted, Body::Namespace);
+    }
+
+    fn read_range(&mut self, place: Place, value: Value) {
+        let Some(object) = self.typed::<ServiceCIDR>(place, value) else { return };
+        let identity = object.metadata.name.as_deref().map(|name| Identity::Range(name.into()));
+        let converted = self.convert.range(&object);
+        self.add(place, "ServiceCIDR", &object.metadata, identity, converted, Body::Range);
     }
 
     fn read_redirect(&mut self, place: Place, value: Value) {

@@ -1,6 +1,7 @@
 //! An object as a file gave it: who it is, where it stands, what it says.
 
-use beeline_model::fact::{Fact, Namespace, Node, Pod, PodName, Service, Slice, SliceName};
+use crate::convert::Range;
+use beeline_model::fact::{Fact, Namespace, Node, Pod, PodName, Slice, SliceName};
 use beeline_model::policy::{Policy, PolicyName};
 use beeline_model::{Name, OwnerName};
 use serde_json::Value;
@@ -23,6 +24,7 @@ pub(crate) enum Identity {
     Pod(Arc<PodName>),
     Namespace(Name),
     Policy(Arc<PolicyName>),
+    Range(Name),
 }
 
 impl Identity {
@@ -36,6 +38,7 @@ impl Identity {
             Identity::Pod(name) => Some(Fact::PodGone(PodName::clone(name))),
             Identity::Namespace(name) => Some(Fact::NamespaceGone { cluster: cluster.clone(), name: name.clone() }),
             Identity::Policy(name) => Some(Fact::PolicyGone(PolicyName::clone(name))),
+            Identity::Range(name) => Some(Fact::ServiceRangeGone { cluster: cluster.clone(), name: name.clone() }),
             Identity::Endpoints(_) | Identity::NodeSlice(_) => None,
         }
     }
@@ -53,6 +56,7 @@ impl fmt::Display for Identity {
             Identity::Pod(name) => write!(f, "Pod {}/{}", name.namespace, name.name),
             Identity::Namespace(name) => write!(f, "Namespace {name}"),
             Identity::Policy(name) => write!(f, "{} {}/{}", name.kind, name.namespace, name.name),
+            Identity::Range(name) => write!(f, "ServiceCIDR {name}"),
         }
     }
 }
@@ -81,13 +85,14 @@ impl fmt::Display for Place {
 
 /// `None`: skipped. It claims its identity all the same.
 pub(crate) enum Body {
-    Service { fact: Option<Service>, selectorless: bool },
-    Slice(Option<Slice>),
+    Service { fact: Option<Fact>, selectorless: bool },
+    Slice(Option<Fact>),
     Endpoints(Vec<Slice>),
     Node(Option<Node>),
     Pod(Option<Pod>),
     Namespace(Option<Namespace>),
     Policy(Option<Policy>),
+    Range(Option<Range>),
 }
 
 impl Body {
@@ -100,6 +105,7 @@ impl Body {
             Body::Pod(Some(fact)) => fingerprint(fact),
             Body::Namespace(Some(fact)) => fingerprint(fact),
             Body::Policy(Some(fact)) => fingerprint(fact),
+            Body::Range(Some(fact)) => fingerprint(fact),
             Body::Endpoints(slices) if !slices.is_empty() => fingerprint(slices),
             _ => 0,
         }
@@ -107,12 +113,12 @@ impl Body {
 
     pub(crate) fn into_fact(self) -> Option<Fact> {
         match self {
-            Body::Service { fact, .. } => fact.map(Fact::Service),
-            Body::Slice(fact) => fact.map(Fact::Slice),
+            Body::Service { fact, .. } | Body::Slice(fact) => fact,
             Body::Node(fact) => fact.map(Fact::Node),
             Body::Pod(fact) => fact.map(Fact::Pod),
             Body::Namespace(fact) => fact.map(Fact::Namespace),
             Body::Policy(fact) => fact.map(Fact::Policy),
+            Body::Range(fact) => fact.map(Range::fact),
             Body::Endpoints(_) => None,
         }
     }
@@ -124,9 +130,11 @@ impl Body {
     /// Whose endpoints these are.
     pub(crate) fn owner(&self) -> Option<&OwnerName> {
         match self {
-            Body::Slice(slice) => slice.as_ref().map(|slice| &slice.service),
+            Body::Slice(Some(Fact::Slice(slice) | Fact::NamedSlice(slice))) => Some(&slice.service),
+            Body::Slice(_) => None,
             Body::Endpoints(slices) => slices.first().map(|slice| &slice.service),
-            Body::Service { .. } | Body::Node(_) | Body::Pod(_) | Body::Namespace(_) | Body::Policy(_) => None,
+            Body::Service { .. } | Body::Node(_) | Body::Pod(_) => None,
+            Body::Namespace(_) | Body::Policy(_) | Body::Range(_) => None,
         }
     }
 }

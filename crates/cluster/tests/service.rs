@@ -48,11 +48,12 @@ items:
   metadata: {name: named, labels: {service.kubernetes.io/service-proxy-name: beeline}}
   spec: {clusterIP: 10.0.0.2, ports: [{port: 80}]}
 ";
-    let claimed =
-        |name: Option<&str>| only_service(&read_as(text, Claim { proxy_name: name.map(Into::into) })).name.to_string();
+    let claimed = |name: Option<&str>| {
+        only_service(&read_as(text, Claim { proxy_name: name.map(Into::into), names: false })).name.to_string()
+    };
     assert_eq!(claimed(None), "default/plain");
     assert_eq!(claimed(Some("beeline")), "default/named");
-    assert!(read_as(text, Claim { proxy_name: Some("other".into()) }).services.is_empty());
+    assert!(read_as(text, Claim { proxy_name: Some("other".into()), names: false }).services.is_empty());
 }
 
 #[test]

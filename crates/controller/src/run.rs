@@ -87,12 +87,15 @@ async fn follow(
         controller_namespace: settings.namespace,
         report_namespace: settings.report_namespace,
         reports: None,
+        ranges: false,
+        notices: true,
+        passport: None,
     };
     let (batches, mut heard) = mpsc::channel::<Batch>(16);
     // It programs nothing, and refuses by status, not by Events.
     let (_programmed, programmed) = watch::channel(false);
     let (_refusals, refused) = mpsc::channel(1);
-    let echo = Echo { programmed, refused };
+    let echo = Echo::new(programmed, refused);
     let take = async {
         while let Some(batch) = heard.recv().await {
             take_batch(&world, batch);

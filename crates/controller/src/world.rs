@@ -525,6 +525,7 @@ pub(crate) mod tests {
             addresses: [address(ip)].into(),
             containers: [].into(),
             untouched: false,
+            view: None,
             labels: Labels::new(),
             ready: true,
             ports: [].into(),

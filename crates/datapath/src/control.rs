@@ -6,6 +6,7 @@ use crate::{Context, Error, Result, abi, cgroup, wire};
 use beeline_model::Address;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use serde::Serialize;
+use std::collections::HashMap;
 use std::fmt;
 use std::mem::offset_of;
 use std::path::Path;
@@ -15,6 +16,7 @@ use std::time::Duration;
 /// So many levels of cgroups above a process are looked at.
 const LEVELS: u32 = 24;
 
+const CGROUP_LEVELS: usize = offset_of!(abi::control, cgroup_levels);
 const MEMBER_LEVELS: usize = offset_of!(abi::control, member_levels);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -49,6 +51,19 @@ impl fmt::Display for EventLevel {
             EventLevel::All => f.write_str("all"),
         }
     }
+}
+
+/// What holds for the processes below a cgroup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CgroupRule {
+    /// They keep the address that they dialled.
+    pub untouched: bool,
+    /// 0: as everybody.
+    pub view: u32,
+}
+
+impl CgroupRule {
+    pub const UNTOUCHED: CgroupRule = CgroupRule { untouched: true, view: 0 };
 }
 
 pub struct Control {
@@ -132,11 +147,35 @@ impl Control {
         }
     }
 
-    /// Processes below these cgroups keep the address that they dialled. Replaces what was there.
-    pub fn set_untouched(&self, cgroups: &[&Path]) -> Result<()> {
+    /// Where one cgroup is below another, the deeper one's view holds. Replaces what was there.
+    pub fn set_rules(&self, rules: &[(&Path, CgroupRule)]) -> Result<()> {
+        let (wanted, levels) = self.write_rules(rules)?;
+        self.row.store(0, CGROUP_LEVELS, levels);
+        let stale = self.cgroups.keys().filter(|k| from_bytes(k).is_none_or(|id: u64| !wanted.contains(&id)));
+        for key in stale.collect::<Vec<_>>() {
+            let _ = self.cgroups.delete(&key);
+        }
+        Ok(())
+    }
+
+    /// What was there stays.
+    pub fn add_rules(&self, rules: &[(&Path, CgroupRule)]) -> Result<()> {
+        let (_, levels) = self.write_rules(rules)?;
+        self.row.store(0, CGROUP_LEVELS, levels | self.row.load::<u64>(0, CGROUP_LEVELS));
+        Ok(())
+    }
+
+    pub fn remove_rules(&self, ids: impl Iterator<Item = u64>) {
+        for id in ids {
+            let _ = self.cgroups.delete(&id.to_ne_bytes());
+        }
+    }
+
+    /// Their ids, and at which levels they stand.
+    fn write_rules(&self, rules: &[(&Path, CgroupRule)]) -> Result<(Vec<u64>, u64)> {
         let mut levels = 0u64;
         let mut wanted = Vec::new();
-        for path in cgroups {
+        for (path, rule) in rules {
             let level = cgroup::level(path)?;
             if level >= LEVELS {
                 return Err(Error::Said(format!(
@@ -146,19 +185,14 @@ impl Control {
                 )));
             }
             levels |= 1 << level;
-            wanted.push(cgroup::id(path)?);
+            let flags = if rule.untouched { abi::cgroup_flag::CGROUP_UNTOUCHED.0 } else { 0 };
+            wanted.push((cgroup::id(path)?, abi::cgroup_rule { flags, view: rule.view }));
         }
-        let rule = abi::cgroup_rule { flags: abi::cgroup_flag::CGROUP_UNTOUCHED.0, view: 0 };
-        for id in &wanted {
-            let put = self.cgroups.update(&id.to_ne_bytes(), bytes_of(&rule), MapFlags::ANY);
+        for (id, rule) in &wanted {
+            let put = self.cgroups.update(&id.to_ne_bytes(), bytes_of(rule), MapFlags::ANY);
             put.context(|| "cannot write the cgroup table".into())?;
         }
-        self.row.store(0, offset_of!(abi::control, cgroup_levels), levels);
-        let stale = self.cgroups.keys().filter(|k| from_bytes(k).is_none_or(|id: u64| !wanted.contains(&id)));
-        for key in stale.collect::<Vec<_>>() {
-            let _ = self.cgroups.delete(&key);
-        }
-        Ok(())
+        Ok((wanted.into_iter().map(|(id, _)| id).collect(), levels))
     }
 
     /// Cgroups of pods stand at these levels below the root, from now on too: to be told before a pod is a member.
@@ -184,9 +218,15 @@ impl Control {
         told.to_ne_bytes().into_iter().filter(|byte| *byte != 0).map(|byte| u32::from(byte) - 1).collect()
     }
 
-    /// Cgroups that are left alone, by id.
-    pub fn untouched(&self) -> Vec<u64> {
-        self.cgroups.keys().filter_map(|k| from_bytes(&k)).collect()
+    /// By the cgroup's id.
+    pub fn rules(&self) -> HashMap<u64, CgroupRule> {
+        let read = |key: Vec<u8>| {
+            let value = self.cgroups.lookup(&key, MapFlags::ANY).ok()??;
+            let rule: abi::cgroup_rule = from_bytes(&value)?;
+            let untouched = rule.flags & abi::cgroup_flag::CGROUP_UNTOUCHED.0 != 0;
+            Some((from_bytes(&key)?, CgroupRule { untouched, view: rule.view }))
+        };
+        self.cgroups.keys().filter_map(read).collect()
     }
 }
 

@@ -20,6 +20,7 @@ pub mod program;
 pub mod query;
 pub mod reap;
 pub mod record;
+pub mod tcp;
 pub mod wire;
 
 pub use door::Door;

@@ -67,12 +67,12 @@ fn delta(limit: Option<Limit>) -> Delta {
         let (under, over) = (name(&service, "dns", at, protocol), name(&redirect, "dns", at, protocol));
         below.sets.push(set(under.clone(), Rule::Service, BELOW, None, None));
         above.sets.push(set(over.clone(), Rule::Redirect, OURS, Some(under), policy));
-        let claim = Claim { kind: Kind::ClusterIp, created: 0, service: redirect.clone(), set: Some(over) };
+        let claim = Claim { kind: Kind::ClusterIp, rank: 0, created: 0, service: redirect.clone(), set: Some(over) };
         delta.frontends.push((FrontendKey::new(at, 53, protocol), Some(claim)));
     }
     let alone = name(&redirect, "alone", address(VIRTUAL), Protocol::Tcp);
     above.sets.push(set(alone.clone(), Rule::Redirect, OURS, None, policy));
-    let claim = Claim { kind: Kind::Virtual, created: 0, service: redirect.clone(), set: Some(alone) };
+    let claim = Claim { kind: Kind::Virtual, rank: 0, created: 0, service: redirect.clone(), set: Some(alone) };
     delta.frontends.push((FrontendKey::new(address(VIRTUAL), 53, Protocol::Tcp), Some(claim)));
     delta.services = vec![(service, Some(below)), (redirect, Some(above))];
     delta

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use kit::{Node, proxy::Mode};
+use kit::{Host, Node, proxy::Mode, storm::Target};
 
 /// A real Kubernetes of several nodes on one machine, to run Beeline in
 #[derive(Debug, Parser)]
@@ -24,8 +24,11 @@ pub enum Command {
         /// Helm too
         #[arg(long)]
         helm: bool,
+        /// KubeEdge too: cloudcore, edgecore and their definitions
+        #[arg(long)]
+        edge: bool,
         /// Helm and nothing else
-        #[arg(long, conflicts_with_all = ["e2e", "helm"])]
+        #[arg(long, conflicts_with_all = ["e2e", "helm", "edge"])]
         only_helm: bool,
     },
     /// Start the cluster, with Beeline on every node
@@ -64,6 +67,12 @@ pub enum Command {
         #[command(flatten)]
         entry: Entry,
     },
+    /// Run a command on a host outside the cluster, one that a test has made
+    Host {
+        host: Host,
+        #[command(flatten)]
+        entry: Entry,
+    },
     /// Run a command in the network of the control plane
     Control {
         #[command(flatten)]
@@ -87,6 +96,15 @@ pub enum Command {
     },
     /// Change to kube-proxy in a mode, or to none
     Proxy { mode: ProxyMode },
+    /// Dial agnhost's netexec, until the standard input ends, and print who answered (tests run it)
+    #[command(hide = true)]
+    Storm {
+        /// So many dials to each target, instead
+        #[arg(long)]
+        times: Option<u32>,
+        #[arg(required = true)]
+        targets: Vec<Target>,
+    },
     /// Start or end Beeline's agent on a node; what follows `--` are more options for it
     Agent {
         node: Node,
@@ -110,6 +128,9 @@ pub enum Command {
         #[arg(long, default_value_t = 1200)]
         limit: u64,
     },
+    /// Dial an address without pause and print who answers
+    #[command(hide = true)]
+    Dial { target: Target },
     /// Cluster DNS and load-balancer addresses (the kit starts it)
     #[command(hide = true)]
     Addon,

@@ -1,6 +1,6 @@
 //! Keys and certificates, made anew for each cluster: it lives shorter than any of them, and none can leak into another.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, path::Path};
 
 use anyhow::Result;
 use rcgen::{
@@ -20,9 +20,9 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub fn save(&self, name: &str) -> Result<()> {
-        state::write(&state::path(&format!("pki/{name}.crt")), &self.certificate)?;
-        state::write(&state::path(&format!("pki/{name}.key")), &self.key)
+    fn save(&self, dir: &Path, name: &str) -> Result<()> {
+        state::write(&dir.join(format!("{name}.crt")), &self.certificate)?;
+        state::write(&dir.join(format!("{name}.key")), &self.key)
     }
 }
 
@@ -77,18 +77,18 @@ fn subject(name: &str, group: Option<&str>) -> CertificateParams {
     params
 }
 
-/// Writes what the control plane's programs read, and gives the authority that signs users.
-pub fn make() -> Result<Authority> {
+/// Writes what a control plane's programs read, and gives the authority that signs users.
+pub fn make(dir: &Path) -> Result<Authority> {
     let authority = Authority::new("kit")?;
-    authority.pair.save("ca")?;
+    authority.pair.save(dir, "ca")?;
     let front = Authority::new("kit-front-proxy")?;
-    front.pair.save("front-proxy-ca")?;
-    front.client("front-proxy-client", None)?.save("front-proxy-client")?;
-    authority.client("kube-apiserver-kubelet-client", Some("system:masters"))?.save("kubelet-client")?;
-    api_server(&authority)?.save("apiserver")?;
+    front.pair.save(dir, "front-proxy-ca")?;
+    front.client("front-proxy-client", None)?.save(dir, "front-proxy-client")?;
+    authority.client("kube-apiserver-kubelet-client", Some("system:masters"))?.save(dir, "kubelet-client")?;
+    api_server(&authority)?.save(dir, "apiserver")?;
     let accounts = KeyPair::generate()?;
-    state::write(&state::path("pki/sa.key"), accounts.serialize_pem())?;
-    state::write(&state::path("pki/sa.pub"), accounts.public_key_pem())?;
+    state::write(&dir.join("sa.key"), accounts.serialize_pem())?;
+    state::write(&dir.join("sa.pub"), accounts.public_key_pem())?;
     Ok(authority)
 }
 

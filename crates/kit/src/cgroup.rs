@@ -92,6 +92,16 @@ impl Tree {
         pids.filter(|pid| runs(*pid, program)).collect()
     }
 
+    /// Ends all that runs below a part of the tree, and removes that part. Fine if it is not there.
+    pub fn end(&self, below: &str) -> Result<()> {
+        let path = self.path(below);
+        let patience = Patience { what: format!("the end of {below}"), limit: Duration::from_secs(30), log: None };
+        wait::until(patience, || {
+            let _ = fs::write(path.join("cgroup.kill"), "1"); // Not there, as a rule.
+            Ok(prune(&path).then_some(()))
+        })
+    }
+
     /// Ends all that runs below and removes the cgroups, in all hierarchies.
     pub fn remove(&self) -> Result<()> {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

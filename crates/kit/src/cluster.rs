@@ -25,11 +25,11 @@ use crate::{
     cache::Cache,
     call, certificate,
     cgroup::Tree,
-    control, kubeconfig, manifest,
+    control, host, kubeconfig, manifest,
     namespace::Place,
     network, node,
     part::{self, Part},
-    plan::Node,
+    plan::{Host, Node},
     progress::{quick, say},
     proxy::{self, Mode},
     state::{self, Shape},
@@ -85,7 +85,7 @@ impl Cluster {
         empty_logs(&self.cache)?;
         state::make()?;
         self.shape.save()?;
-        quick("certificates", || kubeconfig::make(&certificate::make()?, &nodes))?;
+        quick("certificates", || kubeconfig::make(&certificate::make(&state::path("pki"))?, &nodes))?;
         quick("network", || network::make(&nodes))?;
         self.control("etcd")?.start()?;
         self.control("kube-apiserver")?.start()?;
@@ -94,6 +94,7 @@ impl Cluster {
         self.control("kube-controller-manager")?.start()?;
         self.control("kube-scheduler")?.start()?;
         self.apply(&manifest::list(&nodes, &self.shape))?;
+        self.apply_text(manifest::HOST_ROLE)?;
         each(&nodes, |node| node::kubelet(node, &self.cache)?.start())?;
         if let Some(mode) = wish.proxy {
             quick("kube-proxy", || each(&nodes, |node| proxy::start(node, mode, &self.cache)))?;
@@ -195,9 +196,12 @@ impl Cluster {
     }
 
     pub fn apply(&self, objects: &Value) -> Result<()> {
-        let input = serde_json::to_vec(objects)?;
-        call::run_with_input(self.kubectl_command()?.args(["apply", "--server-side", "-f", "-"]), &input)?;
-        Ok(())
+        self.apply_text(&objects.to_string())
+    }
+
+    fn apply_text(&self, text: &str) -> Result<()> {
+        let words = ["apply", "--server-side", "-f", "-"];
+        call::run_with_input(self.kubectl_command()?.args(words), text.as_bytes()).map(drop)
     }
 
     pub fn kubectl_command(&self) -> Result<Command> {
@@ -211,12 +215,18 @@ impl Cluster {
         call::run(self.command(Place::Node(node))?.args(words))
     }
 
+    /// The same on a host outside the cluster.
+    pub fn host(&self, host: Host, words: &[&str]) -> Result<String> {
+        call::run(self.command(Place::Host(host))?.args(words))
+    }
+
     /// To which a program and its arguments are added.
     pub fn command(&self, place: Place) -> Result<Command> {
         let mut command = Command::new(part::program()?);
         match place {
             Place::Control => command.arg("control"),
             Place::Node(node) => command.args(["node", &node.name()]),
+            Place::Host(host) => command.args(["host", &host.name()]),
         };
         command.arg("--");
         Ok(command)
@@ -252,6 +262,7 @@ pub fn down() -> Result<()> {
     let _lock = state::lock()?;
     Tree::find()?.remove()?;
     network::remove()?;
+    host::remove_pins();
     remove_state()
 }
 

@@ -1,5 +1,7 @@
 //! The control plane: etcd and Kubernetes' three programs, outside the nodes.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail};
 
 use crate::{
@@ -12,13 +14,36 @@ use crate::{
 
 /// In the order in which they start.
 pub const PARTS: [&str; 5] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "addon"];
-const STORE: &str = "http://127.0.0.1:2379";
-const PEERS: &str = "http://127.0.0.1:2380";
+
+/// Where a control plane listens, and keeps what it has.
+pub struct Seat {
+    /// Of etcd; the next one is for its peers.
+    pub store: u16,
+    pub port: u16,
+    /// Of Services.
+    pub ranges: [&'static str; 2],
+    pub keys: PathBuf,
+    pub files: PathBuf,
+}
+
+impl Seat {
+    fn first() -> Seat {
+        Seat { store: 2379, port: API_PORT, ranges: SERVICES, keys: state::path("pki"), files: state::path("etcd") }
+    }
+
+    fn key(&self, file: &str) -> String {
+        self.keys.join(file).display().to_string()
+    }
+
+    fn store_url(&self, above: u16) -> String {
+        format!("http://127.0.0.1:{}", self.store + above)
+    }
+}
 
 pub fn part(name: &str, cache: &Cache) -> Result<Part> {
     let words = match name {
-        "etcd" => etcd(cache),
-        "kube-apiserver" => api_server(cache),
+        "etcd" => etcd(&Seat::first(), cache),
+        "kube-apiserver" => api_server(&Seat::first(), cache),
         "kube-controller-manager" => controller_manager(cache),
         "kube-scheduler" => scheduler(cache),
         "addon" => vec![part::program()?.display().to_string(), "addon".into()],
@@ -33,36 +58,34 @@ fn words(program: String, options: &[(&str, String)]) -> Vec<String> {
 }
 
 /// What it stores is gone with the cluster: it need not reach the disk.
-fn etcd(cache: &Cache) -> Vec<String> {
+pub fn etcd(seat: &Seat, cache: &Cache) -> Vec<String> {
+    let (store, peers) = (seat.store_url(0), seat.store_url(1));
     let program = cache.debian("usr/bin/etcd").display().to_string();
     words(
         program,
         &[
             ("name", "kit".into()),
-            ("data-dir", state::path("etcd").display().to_string()),
-            ("listen-client-urls", STORE.into()),
-            ("advertise-client-urls", STORE.into()),
-            ("listen-peer-urls", PEERS.into()),
-            ("initial-advertise-peer-urls", PEERS.into()),
-            ("initial-cluster", format!("kit={PEERS}")),
+            ("data-dir", seat.files.display().to_string()),
+            ("listen-client-urls", store.clone()),
+            ("advertise-client-urls", store),
+            ("listen-peer-urls", peers.clone()),
+            ("initial-advertise-peer-urls", peers.clone()),
+            ("initial-cluster", format!("kit={peers}")),
             ("unsafe-no-fsync", "true".into()),
             ("log-level", "warn".into()),
         ],
     )
 }
 
-fn pki(file: &str) -> String {
-    state::path("pki").join(file).display().to_string()
-}
-
-fn api_server(cache: &Cache) -> Vec<String> {
+pub fn api_server(seat: &Seat, cache: &Cache) -> Vec<String> {
+    let pki = |file: &str| seat.key(file);
     words(
         cache.program("kube-apiserver").display().to_string(),
         &[
-            ("etcd-servers", STORE.into()),
+            ("etcd-servers", seat.store_url(0)),
             ("advertise-address", CONTROL[0].to_string()),
-            ("secure-port", API_PORT.to_string()),
-            ("service-cluster-ip-range", SERVICES.join(",")),
+            ("secure-port", seat.port.to_string()),
+            ("service-cluster-ip-range", seat.ranges.join(",")),
             ("allow-privileged", "true".into()),
             ("authorization-mode", "Node,RBAC".into()),
             // It stands outside the nodes, where nobody resolves services: webhooks are called at their pods.
@@ -97,6 +120,7 @@ fn identity(name: &str) -> [(&'static str, String); 3] {
 
 fn controller_manager(cache: &Cache) -> Vec<String> {
     let name = "kube-controller-manager";
+    let pki = |file: &str| Seat::first().key(file);
     let own = [
         ("service-account-private-key-file", pki("sa.key")),
         ("root-ca-file", pki("ca.crt")),

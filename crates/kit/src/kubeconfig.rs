@@ -6,42 +6,49 @@ use serde_json::{Value, json};
 
 use crate::{
     certificate::{Authority, Pair},
-    plan::{self, Node},
+    plan::{self, Host, Node},
     state,
 };
 
 /// The group that may do what an agent of Beeline may do, and nothing else.
 pub const AGENT_GROUP: &str = "beeline:agents";
+/// The same on a host outside.
+pub const HOST_GROUP: &str = "beeline:hosts";
 
-pub fn agent_user(node: Node) -> String {
+pub fn agent_user(node: impl std::fmt::Display) -> String {
     format!("beeline-agent-{node}")
 }
 
 pub fn make(authority: &Authority, nodes: &[Node]) -> Result<()> {
-    save(authority, "admin", "admin", Some("system:masters"))?;
+    let save = |file: &str, user: &str, group| save(authority, &plan::api_url(), file, user, group);
+    save("admin", "admin", Some("system:masters"))?;
     for name in ["kube-controller-manager", "kube-scheduler", "kube-proxy"] {
-        save(authority, name, &format!("system:{name}"), None)?;
+        save(name, &format!("system:{name}"), None)?;
     }
     for node in nodes {
-        save(authority, &node.name(), &format!("system:node:{node}"), Some("system:nodes"))?;
-        save(authority, &agent_user(*node), &agent_user(*node), Some(AGENT_GROUP))?;
+        save(&node.name(), &format!("system:node:{node}"), Some("system:nodes"))?;
+        save(&agent_user(node), &agent_user(node), Some(AGENT_GROUP))?;
+    }
+    for host in Host::all() {
+        save(&agent_user(host), &agent_user(host), Some(HOST_GROUP))?;
     }
     Ok(())
 }
 
-fn save(authority: &Authority, file: &str, user: &str, group: Option<&str>) -> Result<()> {
+/// A user of the API server at this address.
+pub fn save(authority: &Authority, server: &str, file: &str, user: &str, group: Option<&str>) -> Result<()> {
     let pair = authority.client(user, group)?;
-    let text = serde_json::to_vec_pretty(&render(user, &authority.pair.certificate, &pair))?;
+    let text = serde_json::to_vec_pretty(&render(server, user, &authority.pair.certificate, &pair))?;
     state::write(&state::kubeconfig(file), text)
 }
 
-pub fn render(user: &str, authority: &str, pair: &Pair) -> Value {
+fn render(server: &str, user: &str, authority: &str, pair: &Pair) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "kit",
         "clusters": [{"name": "kit", "cluster": {
-            "server": plan::api_url(),
+            "server": server,
             "certificate-authority-data": STANDARD.encode(authority),
         }}],
         "users": [{"name": user, "user": {
@@ -59,7 +66,7 @@ mod tests {
     #[test]
     fn names_the_api_server_and_carries_the_key() {
         let pair = Pair { certificate: "CERTIFICATE".into(), key: "KEY".into() };
-        let config = render("beeline-agent-n1", "AUTHORITY", &pair);
+        let config = render("https://172.31.0.1:6443", "beeline-agent-n1", "AUTHORITY", &pair);
         assert_eq!(config["clusters"][0]["cluster"]["server"], "https://172.31.0.1:6443");
         let user = &config["users"][0];
         assert_eq!(user["name"], config["contexts"][0]["context"]["user"]);

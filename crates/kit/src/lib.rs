@@ -15,8 +15,11 @@ mod certificate;
 mod cgroup;
 pub mod cluster;
 mod control;
+pub mod dial;
 pub mod e2e;
 pub mod first;
+pub mod guest;
+pub mod host;
 mod image;
 pub mod junit;
 mod kubeconfig;
@@ -32,25 +35,40 @@ pub mod progress;
 pub mod proxy;
 mod state;
 pub mod store;
+pub mod storm;
 mod toolchain;
-mod wait;
+pub mod twin;
+pub mod wait;
 
 pub use cgroup::Tree;
 pub use cluster::{Cluster, Wish, down};
 pub use namespace::{Place, run_in};
-pub use plan::Node;
+pub use plan::{Host, Node};
+
+/// What is built only where it is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct More {
+    /// Upstream's end-to-end tests.
+    pub tests: bool,
+    pub helm: bool,
+    /// KubeEdge.
+    pub edge: bool,
+}
 
 /// Builds what a cluster needs; what is there already is kept.
-pub fn build(cache: &cache::Cache, tests: bool, helm: bool) -> anyhow::Result<()> {
+pub fn build(cache: &cache::Cache, more: &More) -> anyhow::Result<()> {
     prepare(cache)?;
     package::unpack_for_nodes(cache)?;
     program::build_cluster(cache)?;
     store::build(cache)?;
-    if tests {
+    if more.tests {
         program::build_tests(cache)?;
     }
-    if helm {
+    if more.helm {
         program::build_helm(cache)?;
+    }
+    if more.edge {
+        program::build_edge(cache)?;
     }
     progress::say(format!("built: {}", cache.root().display()));
     Ok(())

@@ -9,7 +9,10 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 
 use args::{Args, Command, Deed};
-use kit::{Cluster, Place, Wish, addon, agent, cache::Cache, cluster, e2e::Run, first, node, progress::quick};
+use kit::{
+    Cluster, More, Place, Wish, addon, agent, cache::Cache, cluster, dial, e2e::Run, first, node, progress::quick,
+    storm,
+};
 
 fn main() -> ExitCode {
     match run(Args::parse().command) {
@@ -24,7 +27,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Build { only_helm: true, .. } => kit::build_helm(&Cache::open()?),
-        Command::Build { e2e, helm, .. } => kit::build(&Cache::open()?, e2e, helm),
+        Command::Build { e2e, helm, edge, .. } => kit::build(&Cache::open()?, &More { tests: e2e, helm, edge }),
         Command::Up { proxy, nodes, zones, no_beeline, binary, no_addon } => {
             let agent = if no_beeline { None } else { Some(agent::binary(binary.as_deref())?) };
             up(&Wish { nodes, proxy: proxy.mode(), zones, agent, addon: !no_addon })
@@ -33,6 +36,7 @@ fn run(command: Command) -> Result<()> {
         Command::Status => status(),
         Command::Kubectl { words } => Err(Cluster::find()?.kubectl_command()?.args(words).exec().into()),
         Command::Node { node, entry } => Err(Place::Node(node).exec(&entry.part, entry.detach, &entry.words)),
+        Command::Host { host, entry } => Err(Place::Host(host).exec(&entry.part, entry.detach, &entry.words)),
         Command::Control { entry } => Err(Place::Control.exec(&entry.part, entry.detach, &entry.words)),
         Command::Start { part } => Cluster::find()?.start_part(&part),
         Command::Stop { part } => Cluster::find()?.part(&part)?.stop(),
@@ -44,9 +48,14 @@ fn run(command: Command) -> Result<()> {
             Deed::Stop => agent::part(node)?.stop(),
             Deed::Kill => agent::part(node)?.kill(),
         },
+        Command::Storm { times, targets } => {
+            println!("{}", serde_json::to_string(&storm::run(&targets, times))?);
+            Ok(())
+        }
         Command::E2e { name, focus, skip, processes, limit } => {
             specs(&Run { name, focus, skip, processes, limit: Duration::from_secs(limit) })
         }
+        Command::Dial { target } => dial::run(target),
         Command::Addon => addon::run(),
         Command::First { node, inside: false } => node::exec_first(node),
         Command::First { node, inside: true } => first::run(node),

@@ -2,14 +2,30 @@
 
 use serde_json::{Value, json};
 
-use crate::{kubeconfig::AGENT_GROUP, plan::Node, state::Shape};
+use crate::{
+    kubeconfig::{AGENT_GROUP, HOST_GROUP},
+    plan::Node,
+    state::Shape,
+};
+
+/// What a host outside may read: the role that is shipped for it.
+pub const HOST_ROLE: &str = include_str!("../../../deploy/outside/role.yaml");
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 pub fn list(nodes: &[Node], shape: &Shape) -> Value {
     let nodes = nodes.iter().map(|node| self::node(*node, shape.zones));
-    let items: Vec<Value> = nodes.chain([agent_role(), agent_binding()]).collect();
+    let items: Vec<Value> = nodes.chain(bindings()).collect();
     json!({"apiVersion": "v1", "kind": "List", "items": items})
+}
+
+/// What an agent may do, without any node.
+pub fn rights() -> Value {
+    json!({"apiVersion": "v1", "kind": "List", "items": bindings()})
+}
+
+fn bindings() -> [Value; 3] {
+    [agent_role(), binding("beeline-agent", AGENT_GROUP), binding("beeline-outside", HOST_GROUP)]
 }
 
 /// The kubelet finds its node there and fills in the rest.
@@ -46,13 +62,13 @@ fn agent_role() -> Value {
     })
 }
 
-fn agent_binding() -> Value {
+fn binding(role: &str, group: &str) -> Value {
     json!({
         "apiVersion": format!("{RBAC}/v1"),
         "kind": "ClusterRoleBinding",
-        "metadata": {"name": "beeline-agent"},
-        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": "beeline-agent"},
-        "subjects": [{"kind": "Group", "apiGroup": RBAC, "name": AGENT_GROUP}],
+        "metadata": {"name": role},
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "Group", "apiGroup": RBAC, "name": group}],
     })
 }
 

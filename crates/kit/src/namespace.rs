@@ -16,7 +16,7 @@ use crate::{
     cgroup::Tree,
     network::namespace_file,
     node,
-    plan::{Node, control_namespace},
+    plan::{Host, Node, control_namespace},
 };
 
 /// Where a command of the cluster runs.
@@ -26,6 +26,8 @@ pub enum Place {
     Control,
     /// All namespaces of a node.
     Node(Node),
+    /// The network and the name of a host outside the cluster, the files of the machine.
+    Host(Host),
 }
 
 impl Place {
@@ -34,6 +36,7 @@ impl Place {
         match self {
             Place::Control => "control".to_owned(),
             Place::Node(node) => node.name(),
+            Place::Host(host) => host.name(),
         }
     }
 
@@ -60,6 +63,12 @@ impl Place {
                 let first = node::first_process(node)?.to_string();
                 nsenter.args(["-t", &first, "-m", "-u", "-i", "-n", "-p", "--", program]);
                 nsenter
+            }
+            Place::Host(host) => {
+                enter_network(&host.namespace())?;
+                let mut unshare = Command::new("unshare");
+                unshare.args(["-u", "--", "sh", "-c", "hostname \"$0\" && exec \"$@\"", &host.name(), program]);
+                unshare
             }
         };
         Tree::find()?.join(&format!("{}/{part}", self.name()))?;

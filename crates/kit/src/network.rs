@@ -18,6 +18,8 @@ use crate::{
 };
 
 const SWITCH: &str = "kit0";
+/// A guest's port of the switch.
+pub const TAP: &str = "guest0";
 const NAMED: &str = "/run/netns";
 /// Nobody has this address; the kernel is told that the sink does.
 const NOBODY: &str = "02:00:00:00:00:99";
@@ -85,9 +87,27 @@ fn inside(node: Node, nodes: &[Node]) -> String {
     lines
 }
 
-fn pod_routes(node: Node) -> String {
+/// Routes to this node's pods, for whoever is on the nodes' network.
+pub fn pod_routes(node: Node) -> String {
     let pairs = node.pods().into_iter().zip(node.addresses());
     pairs.map(|(pods, address)| format!("route add {pods} via {address}\n")).collect()
+}
+
+/// A port of the switch for a guest. Fine if it is there.
+pub fn add_tap() -> Result<()> {
+    let _ = ip(Some(&control_namespace()), &format!("link del {TAP}\n"));
+    ip(Some(&control_namespace()), &format!("tuntap add dev {TAP} mode tap\nlink set {TAP} master {SWITCH} up\n"))
+}
+
+/// A new namespace with a port of the switch, which is `eth0` inside.
+pub fn add_port(namespace: &str, port: &str) -> Result<()> {
+    ip(None, &format!("netns add {namespace}\n"))?;
+    // The kernel takes a namespace down in its own time, and the port of one that is gone with it.
+    let _ = ip(Some(&control_namespace()), &format!("link del {port}\n"));
+    ip(
+        Some(&control_namespace()),
+        &format!("link add {port} type veth peer name eth0 netns {namespace}\nlink set {port} master {SWITCH} up\n"),
+    )
 }
 
 /// Routes an address of the load-balancer stand-in to these nodes; to the sink, if there is none. Run in the control
@@ -140,7 +160,8 @@ pub fn namespace_file(name: &str) -> std::path::PathBuf {
     Path::new(NAMED).join(name)
 }
 
-fn ip(namespace: Option<&str>, lines: &str) -> Result<()> {
+/// Lines for `ip -batch`, in a namespace or in the one that this thread is in.
+pub fn ip(namespace: Option<&str>, lines: &str) -> Result<()> {
     let mut command = Command::new("ip");
     command.args(namespace.iter().flat_map(|name| ["-n", name])).args(["-batch", "-"]);
     call::run_with_input(&mut command, lines.as_bytes()).with_context(|| format!("network {namespace:?}"))?;

@@ -17,7 +17,7 @@ use crate::{
     namespace::Place,
     network::namespace_file,
     part::{self, Part},
-    plan::{DNS, DOMAIN, NAME, Node},
+    plan::{CONTROL, DNS, DOMAIN, NAME, Node},
     state,
     wait::{self, Patience},
 };
@@ -26,6 +26,7 @@ const SOCKET: &str = "/run/containerd/containerd.sock";
 pub const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10.1";
 /// The part under which a node's first process runs.
 const FIRST: &str = "first";
+const CNI: &str = "cni/10-kit.conflist";
 
 /// The pid of the node's first process, as the machine sees it; it leads into all namespaces of the node.
 pub fn first_process(node: Node) -> Result<i32> {
@@ -41,7 +42,7 @@ pub fn make(node: Node, cache: &Cache) -> Result<()> {
     Tree::find()?.make_node(node)?;
     copy_store(node, cache)?;
     let json = |value: Value| serde_json::to_vec_pretty(&value);
-    state::write(&state::node(node, "cni/10-kit.conflist"), json(cni(node))?)?;
+    state::write(&state::node(node, CNI), json(cni(node))?)?;
     state::write(&state::node(node, "kubelet.json"), json(kubelet_settings(node))?)?;
     state::write(&state::node(node, "resolv.conf"), format!("nameserver {DNS}\n"))?;
     let settings = containerd_settings(cache, &state::node(node, "containerd"), "/run/containerd", Some(node));
@@ -171,6 +172,39 @@ fn cni(node: Node) -> Value {
             {"type": "ptp", "mtu": 1500, "ipMasq": false, "ipam": ipam},
             {"type": "portmap", "capabilities": {"portMappings": true}},
         ],
+    })
+}
+
+/// Pods that are made on this node from now on stand on the nodes' own network, beside the nodes: whoever is on it reaches
+/// them without a route. The node itself does not, as with every macvlan.
+pub fn set_macvlan(node: Node) -> Result<()> {
+    write_cni(node, &macvlan(node))
+}
+
+/// Pods from now on are again behind the node.
+pub fn set_routed(node: Node) -> Result<()> {
+    write_cni(node, &cni(node))
+}
+
+/// In place: containerd reads the folder again when a file in it is written, but not when one comes by a rename.
+fn write_cni(node: Node, settings: &Value) -> Result<()> {
+    state::write(&state::node(node, CNI), serde_json::to_vec_pretty(settings)?)
+}
+
+fn macvlan(node: Node) -> Value {
+    let ranges: Vec<Value> = node.neighbours().into_iter().zip(CONTROL).map(|((subnet, [start, end]), gateway)| {
+        json!([{"subnet": subnet, "rangeStart": start, "rangeEnd": end, "gateway": gateway}])
+    }).collect();
+    let ipam = json!({
+        "type": "host-local",
+        "dataDir": "/run/cni-macvlan",
+        "ranges": ranges,
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+    });
+    json!({
+        "cniVersion": "0.4.0",
+        "name": "kit-macvlan",
+        "plugins": [{"type": "macvlan", "master": "eth0", "mode": "bridge", "ipam": ipam}],
     })
 }
 

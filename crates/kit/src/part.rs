@@ -54,6 +54,7 @@ impl Part {
         match self.place {
             Place::Control => command.arg("control"),
             Place::Node(_) => command.args(["node", &place]),
+            Place::Host(_) => command.args(["host", &place]),
         };
         command.args(["--part", &self.name, "--detach", "--"]).args(&self.words);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -93,6 +94,17 @@ impl Part {
     pub fn kill(&self) -> Result<()> {
         cgroup::signal(&self.pids()?, Signal::KILL);
         wait::until(self.patience("end of", 30), || Ok(self.pids()?.is_empty().then_some(())))
+    }
+
+    /// It keeps its sockets, and says nothing on them until [`Part::thaw`].
+    pub fn freeze(&self) -> Result<()> {
+        cgroup::signal(&self.pids()?, Signal::STOP);
+        Ok(())
+    }
+
+    pub fn thaw(&self) -> Result<()> {
+        cgroup::signal(&self.pids()?, Signal::CONT);
+        Ok(())
     }
 
     fn program_name(&self) -> String {

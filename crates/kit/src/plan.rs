@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 pub const NAME: &str = "beeline-kit";
 pub const API_PORT: u16 = 6443;
 pub const SERVICES: [&str; 2] = ["10.97.0.0/16", "fd00:10:97::/112"];
+/// Of a cluster beside the first that has a range of its own.
+pub const OTHER_SERVICES: [&str; 2] = ["10.98.0.0/16", "fd00:10:98::/112"];
 pub const PODS: [&str; 2] = ["10.245.0.0/16", "fd00:10:245::/56"];
 /// The control plane's address: gateway of the nodes, API server and name server.
 pub const CONTROL: [IpAddr; 2] = [v4(172, 31, 0, 1), v6([0xfd00, 0x31, 0, 0, 0, 0, 0, 1])];
@@ -26,6 +28,11 @@ pub const DOMAIN: &str = "cluster.local";
 pub const OUTSIDE: [IpAddr; 2] = [v4(198, 51, 100, 1), v6([0xfd00, 0x51, 0, 0, 0, 0, 0, 1])];
 /// "The internet": a neighbour that swallows packets, so that a dial to nowhere times out instead of being refused.
 pub const SINK: [IpAddr; 2] = [v4(198, 18, 0, 2), v6([0xfd00, 0x18, 0, 0, 0, 0, 0, 2])];
+
+/// A virtual machine on the nodes' switch.
+pub const GUEST: [IpAddr; 2] = [v4(172, 31, 0, 200), v6([0xfd00, 0x31, 0, 0, 0, 0, 0, 0x200])];
+/// The network between a host and the router that hides it.
+pub const HIDDEN: [&str; 2] = ["192.168.77.0/24", "fd00:77::/64"];
 
 const MAXIMUM: u8 = 9;
 
@@ -88,8 +95,73 @@ impl Node {
         ranges.map(|range| range.parse().expect("a range made from a small number"))
     }
 
+    /// The subnet of the nodes, and the part of it that this node's pods may have where they stand beside the nodes.
+    pub fn neighbours(self) -> [(&'static str, [IpAddr; 2]); 2] {
+        let first = 128 + (self.0 - 1) * 8;
+        let sixth = |last: u16| v6([0xfd00, 0x31, 0, 0, 0, 0x128, self.0.into(), last]);
+        [
+            ("172.31.0.0/24", [v4(172, 31, 0, first), v4(172, 31, 0, first + 7)]),
+            ("fd00:31::/64", [sixth(1), sixth(0xff)]),
+        ]
+    }
+
     pub fn zone(self) -> String {
         format!("z{}", (self.0 - 1) % 3 + 1)
+    }
+}
+
+/// A host outside the cluster, by its number, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Host(u8);
+
+impl Host {
+    pub fn new(number: u8) -> Result<Host> {
+        ensure!((1..=MAXIMUM).contains(&number), "host {number}: the kit has room for hosts 1 to {MAXIMUM}");
+        Ok(Host(number))
+    }
+
+    /// Every one that there can be.
+    pub fn all() -> impl Iterator<Item = Host> {
+        (1..=MAXIMUM).map(Host)
+    }
+
+    pub fn name(self) -> String {
+        format!("h{}", self.0)
+    }
+
+    pub fn namespace(self) -> String {
+        format!("{NAME}-{self}")
+    }
+
+    /// The router that hides it, where there is one.
+    pub fn router_namespace(self) -> String {
+        format!("{NAME}-{self}-router")
+    }
+
+    /// On the nodes' network; behind a router that masquerades, these are the router's.
+    pub fn addresses(self) -> [IpAddr; 2] {
+        [v4(172, 31, 0, 100 + self.0), v6([0xfd00, 0x31, 0, 0, 0, 0, 0, 0x100 + u16::from(self.0)])]
+    }
+
+    /// Its own addresses behind such a router, which has the first of the range.
+    pub fn hidden_addresses(self) -> [IpAddr; 2] {
+        [v4(192, 168, 77, 10 + self.0), v6([0xfd00, 0x77, 0, 0, 0, 0, 0, 0x10 + u16::from(self.0)])]
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+impl FromStr for Host {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Host> {
+        let number = text.strip_prefix('h').unwrap_or(text).parse().ok();
+        ensure!(number.is_some(), "{text:?} is no host: say 1 or h1");
+        Host::new(number.unwrap_or_default())
     }
 }
 

@@ -35,6 +35,12 @@ pub const HELM: Module = Module {
     definition: include_str!("../go/helm/go.mod"),
     sums: include_str!("../go/helm/go.sum"),
 };
+pub const EDGE: Module = Module {
+    name: "edge",
+    requires: "github.com/kubeedge/kubeedge",
+    definition: include_str!("../go/edge/go.mod"),
+    sums: include_str!("../go/edge/go.sum"),
+};
 
 const CLUSTER: [&str; 8] = [
     "k8s.io/kubernetes/cmd/kube-apiserver",
@@ -46,6 +52,12 @@ const CLUSTER: [&str; 8] = [
     "k8s.io/kubernetes/test/images/agnhost",
     "k8s.io/kubernetes/test/images/regression-issue-74839",
 ];
+const EDGES: [&str; 2] = ["github.com/kubeedge/kubeedge/cloud/cmd/cloudcore", EDGECORE];
+/// Its database is a library in C.
+const EDGECORE: &str = "github.com/kubeedge/kubeedge/edge/cmd/edgecore";
+/// What KubeEdge's chart puts into a cluster and is of use without it, in the module and in the cache.
+const EDGE_FILES: [(&str, &str); 2] =
+    [("build/crds", "crds"), ("manifests/charts/cloudcore/templates/rbac_cloudcore.yaml", "rbac_cloudcore.yaml")];
 const TESTS: [&str; 2] = ["github.com/onsi/ginkgo/v2/ginkgo", "k8s.io/kubernetes/test/e2e"];
 
 impl Module {
@@ -65,14 +77,26 @@ impl Module {
         Ok(dir)
     }
 
-    /// Kubernetes' programs learn their version from the linker.
+    /// Where Go keeps the source of what it requires.
+    fn source(&self, cache: &Cache) -> Result<PathBuf> {
+        let go = toolchain::find(cache, Version::wanted(self.definition)?)?;
+        let mut list = Command::new(go);
+        list.args(["list", "-mod=readonly", "-m", "-f", "{{.Dir}}", self.requires]);
+        let found = call::run(list.current_dir(self.write(cache)?).env("GOFLAGS", "").env("GOWORK", "off"))?;
+        Ok(Path::new(found.trim()).to_owned())
+    }
+
+    /// Kubernetes' programs learn their version from the linker, and KubeEdge's.
     fn linker_options(&self) -> String {
         let version = self.version();
         let minor = version.split('.').nth(1).unwrap_or_default();
-        let packages = ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"];
+        let packages: &[&str] = match self.name {
+            "edge" => &["github.com/kubeedge/kubeedge/pkg/version"],
+            _ => &["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"],
+        };
         let facts = [("gitVersion", version), ("gitMajor", "1"), ("gitMinor", minor), ("gitTreeState", "clean")];
         let set = |package: &str| facts.map(|(name, value)| format!(" -X {package}.{name}={value}")).concat();
-        format!("-s -w{}", packages.map(set).concat())
+        format!("-s -w{}", packages.iter().map(|package| set(package)).collect::<String>())
     }
 
     fn build(&self, packages: &[&str], cache: &Cache) -> Result<()> {
@@ -105,7 +129,10 @@ impl Module {
         let output = cache.program(name(package));
         command.args(["-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", &self.linker_options(), "-o"]);
         command.arg(output).arg(package);
-        command.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local").env("GOFLAGS", "").env("GOWORK", "off");
+        // Go knows two versions of the library under everything, with C and without: one choice a module, or it is
+        // all compiled twice.
+        command.env("CGO_ENABLED", if self.name == "edge" { "1" } else { "0" });
+        command.env("GOTOOLCHAIN", "local").env("GOFLAGS", "").env("GOWORK", "off");
         call::run_logged(&mut command, &cache.log(&format!("build-{}", name(package))))
             .with_context(|| format!("build {package}"))
     }
@@ -130,11 +157,7 @@ fn build_pause(cache: &Cache) -> Result<()> {
     if stamp.holds() && cache.program("pause").exists() {
         return Ok(());
     }
-    let go = toolchain::find(cache, Version::wanted(KUBERNETES.definition)?)?;
-    let mut list = Command::new(go);
-    list.args(["list", "-mod=readonly", "-m", "-f", "{{.Dir}}", KUBERNETES.requires]);
-    let sources = call::run(list.current_dir(KUBERNETES.write(cache)?).env("GOFLAGS", "").env("GOWORK", "off"))?;
-    let source = Path::new(sources.trim()).join("build/pause/linux/pause.c");
+    let source = KUBERNETES.source(cache)?.join("build/pause/linux/pause.c");
     let mut compile = Command::new("gcc");
     compile.args(["-Os", "-static", "-DVERSION=kit", "-o"]).arg(cache.program("pause")).arg(source);
     step("pause", || call::run(&mut compile))?;
@@ -143,6 +166,23 @@ fn build_pause(cache: &Cache) -> Result<()> {
 
 pub fn build_tests(cache: &Cache) -> Result<()> {
     KUBERNETES.build(&TESTS, cache)
+}
+
+/// Both halves of KubeEdge, and what a cluster needs to know of it.
+pub fn build_edge(cache: &Cache) -> Result<()> {
+    EDGE.build(&EDGES, cache)?;
+    let stamp = Stamp::new(cache, "edge", EDGE.version())?;
+    if stamp.holds() && cache.path("edge").exists() {
+        return Ok(());
+    }
+    let (source, target) = (EDGE.source(cache)?, cache.fresh("edge")?);
+    for (from, to) in EDGE_FILES {
+        let mut copy = Command::new("cp");
+        // The module's files are read-only.
+        copy.args(["-r", "--no-preserve=mode"]).arg(source.join(from)).arg(target.join(to));
+        call::run(&mut copy).with_context(|| format!("KubeEdge's {from}"))?;
+    }
+    stamp.write()
 }
 
 pub fn build_helm(cache: &Cache) -> Result<()> {
@@ -167,12 +207,13 @@ mod tests {
 
     #[test]
     fn versions_and_sums_are_there() {
-        for module in [KUBERNETES, HELM] {
+        for module in [KUBERNETES, HELM, EDGE] {
             let line = format!("{} {} h1:", module.requires, module.version());
             assert!(module.sums.contains(&line), "go.sum of {} lacks {line}", module.name);
         }
         let options = KUBERNETES.linker_options();
         assert!(options.contains("component-base/version.gitMinor=35"), "{options}");
+        assert!(EDGE.linker_options().contains("kubeedge/pkg/version.gitVersion=v1.23.0"));
     }
 
     #[test]

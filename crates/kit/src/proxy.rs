@@ -1,8 +1,10 @@
 //! Upstream's kube-proxy on the nodes, to compare with, or to have a cluster without Beeline.
 
+use std::path::Path;
+
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     cache::Cache,
@@ -29,20 +31,24 @@ pub fn part(node: Node, cache: &Cache) -> Result<Part> {
 /// Starts it, or starts it again in another mode.
 pub fn start(node: Node, mode: Mode, cache: &Cache) -> Result<()> {
     stop(node, cache)?;
-    let settings = json!({
+    let settings = settings(&node.name(), mode, &state::kubeconfig("kube-proxy"));
+    state::write(&state::node(node, "kube-proxy.json"), serde_json::to_vec_pretty(&settings)?)?;
+    part(node, cache)?.start()
+}
+
+pub fn settings(name: &str, mode: Mode, kubeconfig: &Path) -> Value {
+    json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": mode,
-        "hostnameOverride": node.name(),
-        "clientConnection": {"kubeconfig": state::kubeconfig("kube-proxy")},
+        "hostnameOverride": name,
+        "clientConnection": {"kubeconfig": kubeconfig},
         "clusterCIDR": PODS.join(","),
         // The size of the connection table belongs to the machine, and cannot be written from a node.
         "conntrack": {"maxPerCore": 0, "min": 0},
         "bindAddress": "0.0.0.0",
         "metricsBindAddress": "0.0.0.0:10249",
-    });
-    state::write(&state::node(node, "kube-proxy.json"), serde_json::to_vec_pretty(&settings)?)?;
-    part(node, cache)?.start()
+    })
 }
 
 /// Ends it and removes its rules, if it ever ran.

@@ -73,6 +73,16 @@ impl Address {
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
         }
     }
+
+    pub fn is_broadcast(self) -> bool {
+        matches!(self.ip(), IpAddr::V4(v4) if v4.is_broadcast())
+    }
+
+    /// Means something else on every host, or many at once: nothing that a cluster far away could have.
+    pub fn is_special(self) -> bool {
+        let here = self.is_any() || self.is_loopback() || self.is_link_local();
+        here || self.ip().is_multicast() || self.is_broadcast()
+    }
 }
 
 impl From<IpAddr> for Address {

@@ -1,7 +1,10 @@
-//! Who owns an address + port + protocol that several claim: ClusterIP, then a policy's virtual address, then load-balancer
-//! address, then externalIP, then NodePort rows; within a kind the older, then by namespace and name. The losers are
-//! known, never mixed in. A virtual address lies where an administrator allows them (`virtual_ranges`): anybody who may
-//! write a Service could otherwise take it from all who use it.
+//! Who owns an address + port + protocol that several claim: the cluster that comes first in the key's view; within it
+//! ClusterIP, then a policy's virtual address, then load-balancer address, then externalIP, then NodePort rows; within a
+//! kind the older, then by namespace and name. The losers are known, never mixed in. A virtual address lies where an
+//! administrator allows them (`virtual_ranges`): anybody who may write a Service could otherwise take it from all who use it.
+//!
+//! An address is one cluster's, on all ports: where a later one has a Service on another port of it, a dial would reach now
+//! this cluster, now that. Who has a part in it is noted at the "known" key, with or without a row there.
 //!
 //! Policies stand above Services: LocalRedirectPolicy, BalancingPolicy, Service. Of each of the three one holds, and the
 //! next is where a dial goes that the one above has nothing for: the chain of that key.
@@ -17,19 +20,30 @@ use std::cmp::Ordering;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub kind: Kind,
+    /// Of its cluster in the view of the key.
+    pub rank: u8,
     pub created: i64,
     pub service: OwnerName,
-    /// `None`: the ClusterIP is known and has no such port.
+    /// `None`: the ClusterIP is known and has no such port; or, of another kind, somebody has a part in this address.
     pub set: Option<SetName>,
 }
 
 impl Claim {
     pub fn new(service: &Service, kind: Kind, set: SetName) -> Claim {
-        Claim { kind, created: service.created, service: service.name.clone(), set: Some(set) }
+        Claim { kind, rank: 0, created: service.created, service: service.name.clone(), set: Some(set) }
     }
 
     pub fn closed(service: &Service) -> Claim {
-        Claim { kind: Kind::ClusterIp, created: service.created, service: service.name.clone(), set: None }
+        Claim { kind: Kind::ClusterIp, rank: 0, created: service.created, service: service.name.clone(), set: None }
+    }
+
+    /// That whoever claims this has a part in the address.
+    pub fn part(&self) -> Claim {
+        Claim { kind: Kind::ExternalIp, set: None, ..self.clone() }
+    }
+
+    fn is_part(&self) -> bool {
+        self.set.is_none() && self.kind != Kind::ClusterIp
     }
 
     pub fn level(&self) -> Level {
@@ -37,7 +51,7 @@ impl Claim {
     }
 
     fn order(&self, other: &Claim) -> Ordering {
-        let key = |claim: &Claim| (standing_of(claim.kind), claim.level(), claim.created);
+        let key = |claim: &Claim| (claim.rank, standing_of(claim.kind), claim.level(), claim.created);
         key(self).cmp(&key(other)).then_with(|| (&self.service, &self.set).cmp(&(&other.service, &other.set)))
     }
 }
@@ -134,15 +148,21 @@ impl Claims {
     }
 
     fn stands(&self, key: &FrontendKey, claim: &Claim) -> bool {
+        if claim.is_part() {
+            return false;
+        }
         if self.contested == 0 && claim.level() == Level::Service {
             return true;
         }
-        // What is at a policy's own address belongs to policies alone, or not to them at all.
-        let is_virtual = self.claimants(key).first().is_some_and(|first| first.kind == Kind::Virtual);
+        // Clusters are never mixed. What is at a policy's own address belongs to policies alone, or not to them at all.
+        let first = self.claimants(key).first();
+        let is_virtual = first.is_some_and(|first| first.kind == Kind::Virtual);
         match claim.kind {
+            _ if first.is_some_and(|first| first.rank != claim.rank) => false,
+            Kind::NodePort => !is_virtual && self.stands_at_nodes(key, claim),
+            _ if self.is_anothers(key, claim) => false,
             Kind::Virtual => is_virtual,
             _ if is_virtual => false,
-            Kind::NodePort => self.stands_at_nodes(key, claim),
             _ => claim.level() == Level::Service || self.stands_on_service(key, claim),
         }
     }
@@ -154,10 +174,18 @@ impl Claims {
         key.is_node_port_row() || owner() == Some(&claim.service)
     }
 
-    /// A policy has no part in an address that its Service lost to another.
+    /// A cluster that comes before has a part in the address, be it on another port.
+    fn is_anothers(&self, key: &FrontendKey, claim: &Claim) -> bool {
+        let [known, _] = key.fallbacks();
+        self.claimants(&known).first().is_some_and(|first| first.rank < claim.rank)
+    }
+
+    /// A policy has no part in an address that its Service lost to another. One that is left to the network is lost to
+    /// nobody.
     fn stands_on_service(&self, key: &FrontendKey, claim: &Claim) -> bool {
-        let service = self.claimants(key).iter().find(|claim| claim.level() == Level::Service);
-        service.is_some_and(|owner| self.on.get(&claim.service) == Some(&owner.service))
+        let mut equals = self.claimants(key).iter().filter(|other| other.rank == claim.rank);
+        let service = equals.find(|other| other.level() == Level::Service);
+        service.is_none_or(|owner| self.on.get(&claim.service) == Some(&owner.service))
     }
 
     /// Who claims a key, the owner first.
@@ -212,8 +240,14 @@ impl Claims {
         self.by_key.insert(key, claimants);
     }
 
-    /// Whoever claims a key and has no part in it: the key, who holds it there, and who lost. "Known" rows never conflict,
-    /// and a policy above a Service is no conflict.
+    /// Whose ClusterIP it is.
+    pub fn cluster_ip_of(&self, known: &FrontendKey) -> Option<&Claim> {
+        self.claimants(known).first().filter(|claim| !claim.is_part())
+    }
+
+    /// Whoever claims a key and has no part in it: the key, who holds it there, and who lost. Within a cluster "known" rows
+    /// never conflict, and a policy above a Service is no conflict. Of a whole address that is another cluster's it is said
+    /// once, at that key.
     pub fn conflicts(&self) -> impl Iterator<Item = (&FrontendKey, &Claim, &Claim)> {
         self.by_key.iter().flat_map(|(key, claimants)| self.losers(key, claimants.list()))
     }
@@ -221,11 +255,15 @@ impl Claims {
     fn losers<'a>(&'a self, key: &'a FrontendKey, all: &'a [Claim]) -> Vec<(&'a FrontendKey, &'a Claim, &'a Claim)> {
         // Two owners of one nodePort meet at the wildcard; once is enough to say so.
         let repeated = all[0].kind == Kind::NodePort && !key.is_node_port_row();
-        if all.len() < 2 || key.protocol.is_none() || repeated {
+        if all.len() < 2 || repeated {
             return Vec::new();
+        }
+        if key.protocol.is_none() {
+            return all.iter().filter(|claim| claim.rank > all[0].rank).map(|claim| (key, &all[0], claim)).collect();
         }
         let holders: Vec<&Claim> = self.chain(key).collect();
         let lost = all.iter().filter(|claim| !holders.iter().any(|holder| holder.service == claim.service));
+        let lost = lost.filter(|claim| !self.is_anothers(key, claim));
         let before = |claim: &Claim| {
             let equal = holders.iter().find(|holder| holder.level() == claim.level());
             equal.or(holders.first()).copied()

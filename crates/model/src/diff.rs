@@ -24,7 +24,7 @@ mod sweep;
 use crate::address::Address;
 use crate::fact::Refusal;
 use crate::hash::HashMap;
-use crate::name::{OwnerName, PortName, SetName};
+use crate::name::{Name, OwnerName, PortName, SetName};
 use crate::op::{MapError, Maps, Op};
 use crate::plan::ServicePlan;
 use crate::planner::Delta;
@@ -81,22 +81,41 @@ fn size_option(table: &str) -> &'static str {
     }
 }
 
-/// Brings the maps to the plan. `full`: the delta is the whole plan, so rows that it does not name go.
-pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, full: bool) -> Outcome {
+/// Whose rows the delta is the whole plan of: those that it does not name go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Whole {
+    /// Nobody's: it says what changed.
+    #[default]
+    Nothing,
+    /// These clusters'. Rows of others stay as they are, also those of clusters that nobody knows.
+    Clusters(BTreeSet<Name>),
+    Everything,
+}
+
+impl From<bool> for Whole {
+    fn from(full: bool) -> Whole {
+        if full { Whole::Everything } else { Whole::Nothing }
+    }
+}
+
+/// Brings the maps to the plan.
+pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, whole: impl Into<Whole>) -> Outcome {
+    let whole = whole.into();
     let mut work = Work::new(tables, maps, delta);
     work.tables.held.try_again(delta.services.iter().map(|(name, _)| name), delta.nodes.is_some());
     if work.tables.quarantined() > RECYCLE_AT {
         let _ = work.tables.recycle(work.maps);
     }
-    if full {
+    if whole != Whole::Nothing {
         work.touch_all();
     }
+    work.withdraw(delta);
     for (name, plan) in in_order(delta) {
         work.make(name, plan);
     }
+    work.mark_unclaimed(delta, &whole);
     work.empty_unlinked();
     work.admit(delta);
-    work.mark_unclaimed(delta, full);
     work.put_frontends(delta, Tier::Exact);
     work.delete_nodes(delta);
     work.delete_frontends(Tier::Fallback);
@@ -122,6 +141,7 @@ fn in_order(delta: &Delta) -> Vec<(&OwnerName, &ServicePlan)> {
 struct Work<'a, M> {
     tables: &'a mut Tables,
     maps: &'a mut M,
+    delta: &'a Delta,
     outcome: Outcome,
     /// Headers that also say what NodePorts at other nodes' addresses get: after the rows of those nodes.
     late: Vec<(OwnerName, Op)>,
@@ -142,6 +162,7 @@ impl<'a, M: Maps> Work<'a, M> {
         Work {
             tables,
             maps,
+            delta,
             outcome: Outcome::default(),
             late: Vec::new(),
             links: Vec::new(),

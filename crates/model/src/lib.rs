@@ -18,12 +18,14 @@ pub mod planner;
 pub mod policy;
 pub mod publish;
 pub mod range;
+pub mod reach;
 pub mod report;
 pub mod resolve;
 pub mod row;
 pub mod rules;
 pub mod select;
 pub mod selector;
+pub mod stand;
 pub mod table;
 pub mod virtual_address;
 

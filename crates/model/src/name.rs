@@ -209,6 +209,32 @@ impl Serialize for OwnerName {
     }
 }
 
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is not the name of a Service or policy: [KIND ][CLUSTER:]NAMESPACE/NAME")]
+pub struct BadOwnerName(pub String);
+
+impl FromStr for OwnerName {
+    type Err = BadOwnerName;
+
+    /// As it is shown.
+    fn from_str(text: &str) -> Result<OwnerName, BadOwnerName> {
+        let bad = || BadOwnerName(text.to_owned());
+        let (kind, rest) = match text.split_once(' ') {
+            Some((kind, rest)) => (Some(PolicyKind::from_text(kind).ok_or_else(bad)?), rest),
+            None => (None, text),
+        };
+        let (cluster, rest) = rest.split_once(':').unwrap_or((LOCAL_CLUSTER, rest));
+        let (namespace, name) = rest.split_once('/').ok_or_else(bad)?;
+        Ok(OwnerName::of(kind, cluster, namespace, name))
+    }
+}
+
+impl<'de> Deserialize<'de> for OwnerName {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<OwnerName, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// A service port: TCP, UDP and SCTP on one number are three of them.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName {
@@ -327,6 +353,9 @@ mod tests {
         assert!(a < b && a != b && a == OwnerName::local("a", "x"));
         assert_ne!(OwnerName::local("a", "bc"), OwnerName::local("ab", "c"));
         assert_eq!((b.cluster(), b.namespace(), b.name()), (LOCAL_CLUSTER, "a-b", "x"));
+        let elsewhere = OwnerName::new("shop", "a", "x");
+        assert_eq!((elsewhere.to_string().parse(), a.to_string().parse()), (Ok(elsewhere), Ok(a)));
+        assert!(["x", "Nobody a/x"].iter().all(|bad| bad.parse::<OwnerName>().is_err()));
     }
 
     #[test]
@@ -338,6 +367,7 @@ mod tests {
         assert_eq!(owner.policy(), Some(policy));
         assert_eq!(OwnerName::policy_from_text(&owner.to_text()), Some(owner.clone()));
         assert_eq!(PortName::from_text(&owner.to_text()), None, "its ports are other rows");
+        assert_eq!(owner.to_string().parse(), Ok(owner.clone()));
         let port = PortName { matched: 0xbee, ..PortName::new(owner, "dns".into(), Protocol::Udp) };
         assert_eq!(port.to_text(), "BalancingPolicy/local/a/x/dns/UDP/bee");
         assert_eq!(PortName::from_text(&port.to_text()), Some(port));

@@ -1,18 +1,24 @@
 //! What one Service should become on this node: frontends that it claims and sets that they lead to. Pure, no ids.
 
+pub mod away;
 mod pair;
 pub mod policy;
 pub(crate) mod target;
+mod weight;
 
 use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};
-use crate::fact::{Endpoint, Policy, Refusal, Service, ServicePort, Slice};
+use crate::fact::{Endpoint, Node, Policy, Refusal, Service, ServicePort, Slice};
 use crate::hash::HashMap;
 use crate::name::{Audience, Name, PortName, SetName, SetRole};
 use crate::policy::Limit;
+use crate::reach::Reach;
 use crate::row::{FrontendKey, Kind, MAX_SLOTS, Rule, WhenEmpty};
 use crate::rules::{ExternalIps, LocalPolicy, Rules};
 use crate::select::{Candidate, Place, Selection, select};
+use crate::stand::order::{Bar, Outlook};
+use crate::stand::spread::Neighbour;
+use crate::stand::way::{self, Way};
 use crate::virtual_address::is_reserved;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,6 +76,8 @@ pub struct ServicePlan {
     pub refusals: Vec<Refusal>,
     /// Cgroup ids of the pods that a LocalRedirectPolicy selects: known to the kernel before they are in a set.
     pub members: Vec<u64>,
+    /// Why some of its addresses are not programmed in the order of the configuration.
+    pub withheld: Option<Box<Bar>>,
 }
 
 impl ServicePlan {
@@ -85,6 +93,18 @@ impl ServicePlan {
             .retain(|(owner, _)| used.iter().any(|name| name.audience == Audience::Sources && name.owner == *owner));
     }
 
+    /// Nobody is in the policy's set, and its Service is left to a route: so is the dial.
+    pub fn leave_to_network(&mut self, is_claimed: impl Fn(&FrontendKey) -> bool) {
+        let idle: BTreeSet<&SetName> =
+            self.sets.iter().filter(|set| set.backends.is_empty()).map(|set| &set.name).collect();
+        let serves = |(key, claim): &(FrontendKey, Claim)| {
+            is_claimed(key) || claim.set.as_ref().is_none_or(|set| !idle.contains(set))
+        };
+        self.claims.retain(serves);
+        let claims = &self.claims;
+        self.sets.retain(|set| claims.iter().any(|(_, claim)| claim.set.as_ref() == Some(&set.name)));
+    }
+
     /// A policy's set leads on to whoever comes next at its frontend; it has no other.
     pub fn link(&mut self, claims: &Claims) {
         let of_policy = self.sets.iter_mut().filter(|set| set.policy.is_some());
@@ -93,9 +113,11 @@ impl ServicePlan {
             return;
         }
         for (key, claim) in &self.claims {
-            let below = claims.chain(key).skip_while(|standing| *standing != claim).nth(1);
+            let mut chain = claims.chain(key).skip_while(|standing| *standing != claim);
+            // Where it has no part, as in a view in which another cluster comes first, it leads nowhere.
+            let Some(_) = chain.next() else { continue };
             if let Some(set) = claim.set.as_ref().and_then(|name| sets.get_mut(name)) {
-                set.next = below.and_then(|claim| claim.set.clone());
+                set.next = chain.next().and_then(|claim| claim.set.clone());
             }
         }
     }
@@ -109,12 +131,24 @@ pub struct Surroundings<'a> {
     pub hosts: &'a BTreeMap<Address, Name>,
     /// Other nodes, with the addresses at which their NodePorts answer.
     pub others: &'a [(Name, Vec<Address>)],
+    pub outlook: &'a Outlook,
+    pub nodes: &'a BTreeMap<Name, Node>,
+    pub reach: &'a Reach,
+    /// The other clusters.
+    pub neighbours: Vec<Neighbour<'a>>,
 }
 
-impl Surroundings<'_> {
-    fn candidate(&self, endpoint: &Endpoint, port: u16) -> Candidate {
+impl<'a> Surroundings<'a> {
+    pub(crate) fn candidate(&self, endpoint: &Endpoint, port: u16) -> Candidate {
         let node = endpoint.node.as_ref().or_else(|| self.hosts.get(&endpoint.address));
-        Candidate::new(endpoint, port, node.cloned(), node == Some(&self.rules.node_name))
+        let local = node == Some(&self.rules.node_name) && !self.outlook.is_remote();
+        Candidate::new(endpoint, port, node.cloned(), local)
+    }
+
+    pub fn way(&self) -> way::Ground<'a> {
+        let Outlook { stand, rules: cluster, .. } = self.outlook;
+        let own = &self.rules.own_addresses;
+        way::Ground { stand: *stand, cluster, nodes: self.nodes, hosts: self.hosts, reach: self.reach, own }
     }
 }
 
@@ -125,13 +159,20 @@ pub fn plan_service<'a>(
 ) -> ServicePlan {
     let mut plan = ServicePlan::default();
     refuse_addresses(service, around.rules, &mut plan.refusals);
+    away::refuse_own(service, around, &mut plan.refusals);
     for family in Family::BOTH {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
         plan.claims.reserve_exact(1 + service.ports.len());
-        plan.claims.push((FrontendKey::known(cluster_ip), Claim::closed(service)));
+        let mut known = away::may_hold(around.rules, &around.way(), cluster_ip);
         for port in service.ports.iter().filter(|p| p.protocol.has_hook()) {
             let selection = select(candidates(port, family, slices.clone(), around), &around.place);
-            PortPlan { service, port, family, cluster_ip, selection, around }.write(&mut plan);
+            let ways = away::ways(service, port, &selection, around);
+            let port = PortPlan { service, port, family, cluster_ip, selection, ways, around };
+            known &= !port.leaves_alone();
+            port.write(&mut plan);
+        }
+        if known {
+            plan.claims.push((FrontendKey::known(cluster_ip), Claim::closed(service)));
         }
     }
     plan
@@ -184,6 +225,8 @@ struct PortPlan<'a> {
     family: Family,
     cluster_ip: Address,
     selection: Selection,
+    /// To each candidate; `None`: we are a node of the cluster, and pods are next door.
+    ways: Option<Vec<Way>>,
     around: &'a Surroundings<'a>,
 }
 
@@ -214,7 +257,10 @@ impl PortPlan<'_> {
 
     /// With exact room: of a large cluster all plans are there at once.
     fn write(&self, plan: &mut ServicePlan) {
-        let frontends = self.frontends();
+        let frontends = match &self.ways {
+            None => self.frontends(),
+            Some(ways) => self.frontends_away(ways, &mut plan.refusals),
+        };
         let mut used: Vec<SetName> = frontends.iter().map(|(_, _, _, set)| set.clone()).collect();
         used.sort_unstable();
         used.dedup();
@@ -231,29 +277,34 @@ impl PortPlan<'_> {
         }
     }
 
+    fn of_family(&self, addresses: &[Address]) -> Vec<Address> {
+        let mut found: Vec<Address> = addresses.iter().copied().filter(|a| a.family() == self.family).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// Load-balancer addresses, and externalIPs, that may be ours at all.
+    fn outer(&self) -> [Vec<Address>; 2] {
+        let rules = self.around.rules;
+        let is_free = |address: &Address| !is_reserved(&rules.virtual_ranges, *address);
+        let mut found =
+            [&self.service.load_balancer_ips, &self.service.external_ips].map(|listed| self.of_family(listed));
+        found[0].retain(is_free);
+        found[1].retain(|address| is_free(address) && is_allowed(*address, rules));
+        found
+    }
+
     fn frontends(&self) -> Vec<(Address, u16, Kind, SetName)> {
-        let of_family = |addresses: &[Address]| -> Vec<Address> {
-            let mut found: Vec<Address> = addresses.iter().copied().filter(|a| a.family() == self.family).collect();
-            found.sort_unstable();
-            found.dedup();
-            found
-        };
         let restricted = self.sources().next().is_some();
         let internal = self.name(self.internal_role(), Audience::Everyone);
         let external = self.name(self.external_role(), Audience::Everyone);
         let balancer = if restricted { Audience::Sources } else { Audience::Everyone };
         let balancer = self.name(self.external_role(), balancer);
         let mut all = vec![(self.cluster_ip, self.port.port, Kind::ClusterIp, internal)];
-        let rules = self.around.rules;
-        let is_free = |address: &Address| !is_reserved(&rules.virtual_ranges, *address);
-        for address in of_family(&self.service.load_balancer_ips).into_iter().filter(is_free) {
-            all.push((address, self.port.port, Kind::LoadBalancer, balancer.clone()));
-        }
-        for address in of_family(&self.service.external_ips).into_iter().filter(is_free) {
-            if is_allowed(address, rules) {
-                all.push((address, self.port.port, Kind::ExternalIp, external.clone()));
-            }
-        }
+        let [balancers, externals] = self.outer();
+        all.extend(balancers.into_iter().map(|a| (a, self.port.port, Kind::LoadBalancer, balancer.clone())));
+        all.extend(externals.into_iter().map(|a| (a, self.port.port, Kind::ExternalIp, external.clone())));
         if self.service.has_node_ports && self.port.node_port != 0 {
             let audience = if self.service.external_local() { Audience::OwnNode } else { Audience::Everyone };
             let set = self.name(self.external_role(), audience);
@@ -284,13 +335,20 @@ impl PortPlan<'_> {
         self.service.source_ranges.iter().copied().filter(move |net| Family::of(net.addr()) == family)
     }
 
-    fn set(&self, name: SetName, refusals: &mut Vec<Refusal>) -> SetPlan {
-        let members = match &name.role {
+    fn backends(&self, role: &SetRole) -> Vec<BackendPlan> {
+        let members = match role {
             SetRole::Cluster => self.selection.cluster.clone(),
             SetRole::Local => self.selection.local.clone(),
             SetRole::Node(node) => self.selection.node_sets().remove(node).unwrap_or_default(),
         };
-        let mut backends: Vec<BackendPlan> = members.iter().map(|i| backend(&self.selection.candidates[*i])).collect();
+        match &self.ways {
+            None => members.iter().map(|i| backend(&self.selection.candidates[*i])).collect(),
+            Some(ways) => self.backends_away(&members, ways),
+        }
+    }
+
+    fn set(&self, name: SetName, refusals: &mut Vec<Refusal>) -> SetPlan {
+        let mut backends = self.backends(&name.role);
         if backends.len() > MAX_SLOTS {
             refusals.push(self.too_many(backends.len()));
             backends.truncate(MAX_SLOTS);

@@ -6,8 +6,12 @@
 
 mod member;
 mod place;
+mod question;
 mod register;
 mod settle;
+mod shared;
+mod site;
+mod stand;
 pub mod state;
 
 use crate::address::Address;
@@ -17,10 +21,16 @@ use crate::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
 use crate::hash::{HashMap, HashSet};
 use crate::name::{Name, OwnerName};
 use crate::plan::ServicePlan;
+use crate::policy::PolicySlice;
+use crate::reach::Reach;
 use crate::row::{FrontendKey, Kind, NodeRow};
 use crate::rules::Rules;
+use crate::stand::order::{Bar, Order, Ranges};
+use question::{Pod, Questions};
 use register::{Affected, Register};
-use std::collections::BTreeMap;
+use shared::Prefixes;
+use site::Site;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What changed of the plan since it was last asked.
 #[derive(Debug, Default)]
@@ -33,6 +43,20 @@ pub struct Delta {
     pub below: HashMap<FrontendKey, Vec<Claim>>,
     /// All node rows, if any changed.
     pub nodes: Option<BTreeMap<Address, NodeRow>>,
+    /// Clusters of which nothing was heard yet: what the tables hold of them stays.
+    pub unheard: Vec<Unheard>,
+    /// By number, clusters that get no new rows yet, and keep the nodes that they have.
+    pub waiting: Vec<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unheard {
+    pub cluster: Name,
+    pub number: u16,
+    /// By view.
+    pub ranks: Vec<(u32, u8)>,
+    /// The numbers of those that come after it in the configuration.
+    pub later: Vec<u16>,
 }
 
 impl Delta {
@@ -48,52 +72,56 @@ pub struct Planner {
     /// Sorted by name. Most services have one: a tree of its own for each would take ten times the room.
     slices: HashMap<OwnerName, Vec<Slice>>,
     slice_owner: HashMap<SliceName, OwnerName>,
-    nodes: BTreeMap<Name, Node>,
+    /// By cluster: what is known of it beside its Services and policies.
+    sites: BTreeMap<Name, Site>,
+    /// Which clusters there are, and in which order they are seen.
+    order: Order,
+    views: BTreeSet<Name>,
+    reach: Reach,
+    prefixes: Prefixes,
+    questions: Questions,
     register: Register,
     /// Whoever feeds us works out the pods of policies itself: there is no controller to wait for.
     publishes: bool,
-    /// Derived from `nodes` and the interfaces, kept because every plan asks.
-    hosts: BTreeMap<Address, Name>,
-    others: Vec<(Name, Vec<Address>)>,
     claims: Claims,
     claimed: HashMap<OwnerName, Box<[FrontendKey]>>,
+    /// Whose rows the tables held before we knew anything.
+    adopted: HashMap<FrontendKey, OwnerName>,
     refusals: HashMap<OwnerName, Vec<Refusal>>,
+    /// Whose addresses belong, or may belong, to a cluster that comes before theirs.
+    withheld: HashMap<OwnerName, Bar>,
     /// Planned again when another node changes: external Local, or an endpoint that names no node.
     by_nodes: HashSet<OwnerName>,
     dirty: HashSet<OwnerName>,
     nodes_dirty: bool,
-    /// Since `hosts` and `others` were derived.
-    nodes_changed: NodesChanged,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum NodesChanged {
-    No,
-    Others,
-    Own,
 }
 
 impl Planner {
     pub fn new(rules: Rules) -> Planner {
+        let order = Order::new(rules.stand_point, &rules.clusters, &Ranges::new(), &BTreeSet::new());
         let mut planner = Planner {
             rules,
             services: HashMap::default(),
             slices: HashMap::default(),
             slice_owner: HashMap::default(),
-            nodes: BTreeMap::new(),
+            sites: BTreeMap::new(),
+            order,
+            views: BTreeSet::new(),
+            reach: Reach::default(),
+            prefixes: Prefixes::default(),
+            questions: Questions::default(),
             register: Register::default(),
             publishes: false,
-            hosts: BTreeMap::new(),
-            others: Vec::new(),
             claims: Claims::default(),
             claimed: HashMap::default(),
+            adopted: HashMap::default(),
             refusals: HashMap::default(),
+            withheld: HashMap::default(),
             by_nodes: HashSet::default(),
             dirty: HashSet::default(),
             nodes_dirty: true,
-            nodes_changed: NodesChanged::No,
         };
-        planner.derive_nodes();
+        planner.make_sites();
         planner
     }
 
@@ -105,20 +133,27 @@ impl Planner {
     pub fn set_own_addresses(&mut self, addresses: Vec<Address>) {
         if self.rules.own_addresses != addresses {
             self.rules.own_addresses = addresses;
-            self.derive_nodes();
+            self.derive_sites();
             self.mark_all();
         }
     }
 
     /// Takes one fact in; says whether anything changed.
     pub fn apply(&mut self, fact: Fact) -> bool {
+        // Ranges are told before the rest: they say nothing of the cluster's nodes.
+        if !matches!(fact, Fact::ServiceRange { .. }) {
+            self.hear_of(fact.cluster());
+        }
         match fact {
             Fact::Service(service) => self.apply_service(service),
+            // What has only a name is nothing to be dialled, whatever it was before.
+            Fact::NamedService(named) => self.remove_service(&named.name),
             Fact::ServiceGone(name) => self.remove_service(&name),
             Fact::Slice(slice) => self.apply_slice(slice),
+            Fact::NamedSlice(slice) => self.remove_slice(&slice.name),
             Fact::SliceGone(name) => self.remove_slice(&name),
             Fact::Node(node) => self.apply_node(node),
-            Fact::NodeGone { name, .. } => self.remove_node(&name),
+            Fact::NodeGone { cluster, name } => self.remove_node(&cluster, &name),
             Fact::Pod(pod) => self.apply_pod(pod),
             Fact::PodGone(name) => self.remove_pod(&name),
             // Who asks for namespaces also publishes (`publish`): here they decide nothing.
@@ -131,14 +166,10 @@ impl Planner {
                 let affected = self.register.remove(&name);
                 self.mark_affected(affected)
             }
-            Fact::PolicySlice(slice) => {
-                let affected = self.register.apply_slice(slice);
-                self.mark_affected(affected)
-            }
-            Fact::PolicySliceGone(name) => {
-                let affected = self.register.remove_slice(&name);
-                self.mark_affected(affected)
-            }
+            Fact::PolicySlice(slice) => self.apply_policy_slice(slice),
+            Fact::PolicySliceGone(name) => self.remove_policy_slice(&name),
+            Fact::ServiceRange { cluster, name, ranges } => self.set_range(&cluster, name, Some(ranges)),
+            Fact::ServiceRangeGone { cluster, name } => self.set_range(&cluster, name, None),
         }
     }
 
@@ -186,14 +217,16 @@ impl Planner {
         }
         let name = service.name.clone();
         self.mark_around(&service);
-        if let Some(before) = self.services.insert(name.clone(), service) {
-            self.mark_around(&before);
+        match self.services.insert(name.clone(), service) {
+            Some(before) => self.mark_around(&before),
+            None => self.follow_questions(&name, true),
         }
         self.mark(name)
     }
 
     fn remove_service(&mut self, name: &OwnerName) -> bool {
         let Some(service) = self.services.remove(name) else { return false };
+        self.follow_questions(name, false);
         self.mark_around(&service);
         self.mark(name.clone())
     }
@@ -211,9 +244,21 @@ impl Planner {
         if self.slice_owner.get(&name).is_some_and(|owner| *owner != service) {
             self.remove_slice(&name);
         }
+        let several = self.is_several();
+        let asked = self.asks(service.cluster()).filter(|_| self.services.contains_key(&service));
         let all = self.slices.entry(service.clone()).or_default();
-        match all.binary_search_by(|have| have.name.cmp(&name)) {
-            Ok(at) if all[at] == slice => return false,
+        let at = all.binary_search_by(|have| have.name.cmp(&name));
+        let before = at.ok().map(|at| &all[at]);
+        if before == Some(&slice) {
+            return false;
+        }
+        if several {
+            self.prefixes.exchange(before, Some(&slice));
+        }
+        if let Some(cluster) = asked {
+            self.questions.exchange(&cluster, before.map(Pod::from), Some((&slice).into()));
+        }
+        match at {
             Ok(at) => all[at] = slice,
             Err(at) => {
                 all.reserve_exact(1);
@@ -226,13 +271,40 @@ impl Planner {
 
     fn remove_slice(&mut self, name: &SliceName) -> bool {
         let Some(service) = self.slice_owner.remove(name) else { return false };
+        let several = self.is_several();
+        let asked = self.asks(service.cluster()).filter(|_| self.services.contains_key(&service));
         if let Some(all) = self.slices.get_mut(&service) {
+            let before = all.iter().find(|slice| slice.name == *name);
+            if several {
+                self.prefixes.exchange(before, None);
+            }
+            if let Some(cluster) = asked {
+                self.questions.exchange(&cluster, before.map(Pod::from), None);
+            }
             all.retain(|slice| slice.name != *name);
             if all.is_empty() {
                 self.slices.remove(&service);
             }
         }
         self.mark(service)
+    }
+
+    fn apply_policy_slice(&mut self, slice: PolicySlice) -> bool {
+        if let Some(cluster) = self.asks(&slice.name.cluster) {
+            let before = self.register.slice(&slice.name).and_then(Pod::of_policy);
+            self.questions.exchange(&cluster, before, Pod::of_policy(&slice));
+        }
+        let affected = self.register.apply_slice(slice);
+        self.mark_affected(affected)
+    }
+
+    fn remove_policy_slice(&mut self, name: &SliceName) -> bool {
+        if let Some(cluster) = self.asks(&name.cluster) {
+            let before = self.register.slice(name).and_then(Pod::of_policy);
+            self.questions.exchange(&cluster, before, None);
+        }
+        let affected = self.register.remove_slice(name);
+        self.mark_affected(affected)
     }
 
     pub fn is_dirty(&self) -> bool {
@@ -242,6 +314,7 @@ impl Planner {
     /// Plans again what is marked.
     pub fn take(&mut self) -> Delta {
         self.follow_nodes();
+        self.follow_prefixes();
         let names = std::mem::take(&mut self.dirty);
         self.plan_again(names)
     }
@@ -249,6 +322,7 @@ impl Planner {
     /// Everything that is planned now, as if all of it had just changed: for start and the periodic check.
     pub fn take_all(&mut self) -> Delta {
         self.follow_nodes();
+        self.follow_prefixes();
         let mut names = std::mem::take(&mut self.dirty);
         names.extend(self.services.keys().cloned());
         names.extend(self.register.owners().cloned());
@@ -280,7 +354,7 @@ impl Planner {
     }
 
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
-        self.nodes.values()
+        self.sites.values().flat_map(|site| site.nodes.values())
     }
 
     pub fn claims(&self) -> &Claims {
@@ -290,25 +364,34 @@ impl Planner {
     /// What the plan itself refused: conflicts and forbidden addresses.
     pub fn refusals(&self) -> Vec<Refusal> {
         let mut all: Vec<Refusal> = self.refusals.values().flatten().cloned().collect();
-        all.extend(self.claims.conflicts().map(|(key, winner, loser)| conflict(key, winner, loser)));
+        all.extend(self.claims.conflicts().map(|(key, winner, loser)| self.conflict(key, winner, loser)));
         let nodes = self.node_rows();
         let hidden = self.claims.hidden_node_ports(|address| nodes.contains_key(address));
-        all.extend(hidden.map(|(key, winner, loser)| conflict(key, winner, loser)));
+        all.extend(hidden.map(|(key, winner, loser)| self.conflict(key, winner, loser)));
+        all.extend(self.range_refusals());
+        all.extend(self.shared_refusals());
         all.sort();
         all.dedup();
         all
     }
-}
 
-fn conflict(key: &FrontendKey, winner: &Claim, loser: &Claim) -> Refusal {
-    let (subject, holder) = (loser.service.subject(), winner.service.subject());
-    if winner.kind == Kind::Virtual && loser.kind != Kind::Virtual {
-        let message = format!(
-            "{key:?} is the virtual address of {holder}, inside --virtual-ranges, where policies go before: use another \
-             address"
-        );
-        return Refusal { subject, reason: "virtualRange", message };
+    fn conflict(&self, key: &FrontendKey, winner: &Claim, loser: &Claim) -> Refusal {
+        let (subject, holder) = (loser.service.subject(), winner.service.subject());
+        let dialled = self.order.dialled(key);
+        if winner.kind == Kind::Virtual && loser.kind != Kind::Virtual {
+            let message = format!(
+                "{dialled} is the virtual address of {holder}, inside --virtual-ranges, where policies go before: use \
+                 another address"
+            );
+            return Refusal { subject, reason: "virtualRange", message };
+        }
+        if key.protocol.is_none() {
+            let view = self.order.view_name(key.view).map_or_else(String::new, |view| format!(" in view {view}"));
+            let (address, first) = (key.address, winner.service.cluster());
+            let message = format!("{address}{view} is cluster {first}'s, which comes before: {holder} has it there");
+            return Refusal { subject, reason: "addressConflict", message };
+        }
+        let message = format!("{dialled} belongs to {holder}, whose claim goes before: change one of them");
+        Refusal { subject, reason: "addressConflict", message }
     }
-    let message = format!("{key:?} belongs to {holder}, whose claim goes before: change one of them");
-    Refusal { subject, reason: "addressConflict", message }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// In the order in which they go before each other; Services come last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PolicyKind {
     LocalRedirect,
     Balancing,
@@ -33,7 +33,7 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PolicyName {
     pub kind: PolicyKind,
     pub cluster: Name,
@@ -58,14 +58,14 @@ impl fmt::Debug for PolicyName {
 }
 
 /// A port that is dialled. Its name pairs it with a backend's; a single pair needs none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DialledPort {
     pub name: Name,
     pub port: u16,
     pub protocol: Protocol,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Matcher {
     /// The ClusterIPs of a Service in the policy's own namespace. No ports: all that the Service has, by their names.
     Service { name: Name, ports: Option<Box<[DialledPort]>> },
@@ -85,14 +85,14 @@ impl Matcher {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortChoice {
     Number(u16),
     /// A container port's name, looked up pod by pod.
     Name(Name),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendPort {
     pub name: Name,
     pub port: PortChoice,
@@ -121,7 +121,7 @@ impl RedirectMode {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Target {
     /// Ready pods on the dialler's node, of the policy's namespace. LocalRedirectPolicy only.
     LocalPods { selector: Selector, ports: Box<[BackendPort]> },
@@ -132,13 +132,13 @@ pub enum Target {
 }
 
 /// A token bucket, one for each policy and node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
     pub connects_per_second: u32,
     pub burst: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
     pub name: PolicyName,
     /// Slices count only if they are owned by it: a policy that is made again under its name is another one.
@@ -202,7 +202,7 @@ impl Shape {
 
 /// Backends of a BalancingPolicy's `Pods`, as the controller publishes them (or the agent works them out for itself).
 /// Addresses are the pods'; for `HostPort` and `NodeProxy` whoever plans puts the node's in.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicySlice {
     pub name: SliceName,
     pub policy: PolicyName,

@@ -15,6 +15,8 @@ pub type BackendId = u32;
 /// A policy's number: the id of its name, which all its sets share.
 pub type PolicyId = u32;
 
+/// The number of the cluster that this host is a node of.
+pub const HOME_CLUSTER: u32 = 0;
 pub const INLINE_SLOTS: usize = 8;
 /// No policy: a Service's own set, or one of a policy that asks nothing of a dial.
 pub const NO_POLICY: PolicyId = 0;
@@ -65,10 +67,11 @@ impl FrontendKey {
         self.address.is_any()
     }
 
-    /// What is looked at when this row is missing.
+    /// What is looked at when this row is missing. NodePort rows stand under their cluster's number instead of a view, and
+    /// only our own cluster has rows at single nodes' addresses.
     pub fn fallbacks(&self) -> [FrontendKey; 2] {
         let known = FrontendKey { port: 0, protocol: None, ..*self };
-        [known, FrontendKey { address: Address::any(self.address.family()), ..*self }]
+        [known, FrontendKey { address: Address::any(self.address.family()), view: HOME_CLUSTER, ..*self }]
     }
 
     pub fn tier(&self) -> Tier {

@@ -3,6 +3,7 @@
 use crate::address::{Address, Family};
 use crate::fact::Node;
 use crate::name::Name;
+use crate::stand::ClusterRules;
 use crate::virtual_address;
 use ipnet::{IpNet, Ipv4Net};
 use std::net::Ipv4Addr;
@@ -48,11 +49,15 @@ pub enum StandPoint {
     Node,
     /// A host that is none.
     Outside,
+    /// A Node that has no pod network: it reaches its own pods, and others through their nodes.
+    Edge,
 }
 
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub stand_point: StandPoint,
+    /// In the order of the configuration, which is the order in which ranges are owned. None: `LOCAL_CLUSTER` alone.
+    pub clusters: Vec<ClusterRules>,
     pub node_name: Name,
     pub local_policy: LocalPolicy,
     pub empty_local: EmptyLocal,
@@ -69,6 +74,7 @@ impl Rules {
     pub fn for_node(name: &str) -> Rules {
         Rules {
             stand_point: StandPoint::default(),
+            clusters: Vec::new(),
             node_name: name.into(),
             local_policy: LocalPolicy::default(),
             empty_local: EmptyLocal::default(),

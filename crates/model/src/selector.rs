@@ -1,12 +1,12 @@
 //! Label selectors: what a policy chooses pods, namespaces and nodes by.
 
 use crate::name::Name;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 pub type Labels = BTreeMap<Name, Name>;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Demand {
     In(Box<[Name]>),
@@ -16,14 +16,14 @@ pub enum Demand {
 }
 
 /// What it asks of one label.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requirement {
     pub key: Name,
     pub demand: Demand,
 }
 
 /// All of its requirements must hold; without any it chooses everything.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Selector(pub Box<[Requirement]>);
 
 impl Selector {

@@ -353,6 +353,12 @@ impl Tables {
         self.owners.iter().map(|(name, id)| (name, *id))
     }
 
+    /// Which Service or policy each row leads to.
+    pub fn holders(&self) -> impl Iterator<Item = (FrontendKey, crate::OwnerName)> {
+        let name = |set| Some(self.port_name(self.owner_of(set)?)?.service);
+        self.rows.frontends.iter().filter_map(move |(key, row)| Some((*key, name(row.set)?)))
+    }
+
     // ---- ids ----
 
     fn full(what: &'static str) -> MapError {

@@ -80,6 +80,7 @@ impl Client {
             family: Family::V4,
             ports: [SlicePort { name: "".into(), protocol: Protocol::Tcp, port: 8080 }].into(),
             endpoints: endpoints.into(),
+            hostnames: None,
         }));
     }
 

@@ -65,6 +65,7 @@ fn dns_slice(endpoints: Vec<Endpoint>) -> Slice {
         family: Family::V4,
         ports: [SlicePort { name: "dns".into(), protocol: Protocol::Udp, port: 53 }].into(),
         endpoints: endpoints.into(),
+        hostnames: None,
     }
 }
 
@@ -76,6 +77,7 @@ fn pod(name: &str, at: &str) -> Pod {
         addresses: [address(at)].into(),
         containers: [].into(),
         untouched: false,
+        view: None,
         labels: labels("cache"),
         ready: true,
         ports: [ContainerPort { name: "dns".into(), protocol: Protocol::Udp, port: 5300, host_port: 0 }].into(),

@@ -125,7 +125,7 @@ impl Plan {
             for (owner, rule, pods, redirect) in levels.iter().rev() {
                 let set = set(owner, port, protocol, *rule, pods, *redirect, next.take());
                 next = Some(set.name.clone());
-                chain.insert(0, Claim { kind, created: 0, service: owner.clone(), set: next.clone() });
+                chain.insert(0, Claim { kind, rank: 0, created: 0, service: owner.clone(), set: next.clone() });
                 let plan = self.services.entry(owner.clone()).or_default();
                 plan.sets.push(set);
                 plan.members = redirect.iter().flat_map(|r| &r.selected).map(|pod| cgroup(*pod)).collect();
@@ -150,7 +150,12 @@ impl Plan {
         let chain = |key: &FrontendKey| self.frontends.get(key).cloned().unwrap_or_default();
         let frontends = keys.iter().map(|key| (**key, chain(key).into_iter().next()));
         let below = keys.iter().map(|key| (**key, chain(key).into_iter().skip(1).collect()));
-        Delta { services: services.collect(), frontends: frontends.collect(), below: below.collect(), nodes: None }
+        Delta {
+            services: services.collect(),
+            frontends: frontends.collect(),
+            below: below.collect(),
+            ..Delta::default()
+        }
     }
 }
 

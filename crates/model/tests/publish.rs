@@ -65,6 +65,7 @@ fn pod(namespace: &str, name: &str, ip: &str, pairs: &[(&str, &str)]) -> Pod {
         addresses: [address(ip)].into(),
         containers: [].into(),
         untouched: false,
+        view: None,
         labels: labels(pairs),
         ready: true,
         ports: [declared].into(),

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
+    cluster: String,
     service: String,
     address: String,
     port: u16,
@@ -27,6 +28,7 @@ pub fn run(view: &View) -> anyhow::Result<ExitCode> {
         .backends
         .iter()
         .map(|(id, b)| Row {
+            cluster: live.cluster(b.owner).unwrap_or_default(),
             service: live.owner_text(b.owner),
             address: b.address.to_string(),
             port: b.port,

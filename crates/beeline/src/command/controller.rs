@@ -76,7 +76,7 @@ impl ControllerOptions {
         if self.api_server.is_empty() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() {
             bail!("where is the API server? Give --kubeconfig FILE, or run in a pod");
         }
-        Ok(Access::in_cluster(&self.api_server)?)
+        Access::in_cluster(&self.api_server).context("--api-server")
     }
 
     fn settings(&self) -> anyhow::Result<Settings> {

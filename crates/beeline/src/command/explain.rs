@@ -9,11 +9,12 @@ use anyhow::{Context, anyhow};
 use beeline_agent::explain::Explained;
 use beeline_agent::status::{About, Request};
 use beeline_datapath::cgroup;
-use beeline_datapath::control::monotonic;
+use beeline_datapath::control::{CgroupRule, monotonic};
 use beeline_datapath::level::Levels;
 use beeline_model::address::parse_ip;
 use beeline_model::bucket::Level;
 use beeline_model::event::{Action, Reason};
+use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::policy::Limit;
 use beeline_model::resolve::{Dial, LINKS, Verdict, resolve, resolve_with};
 use beeline_model::row::{Kind, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
@@ -30,6 +31,10 @@ use std::process::ExitCode;
 struct Answer {
     dialled: String,
     from: Option<String>,
+    /// Where it is not everybody's.
+    view: Option<String>,
+    /// Whose service it is.
+    cluster: Option<String>,
     verdict: Action,
     because: String,
     frontend: Option<String>,
@@ -74,6 +79,9 @@ pub fn run(explain: &Explain) -> anyhow::Result<ExitCode> {
     if from.is_none() {
         dial.host = true;
     }
+    if let Some(name) = &explain.seen {
+        dial.view = view_number(&explain.view, name)?;
+    }
     let answer = match from {
         Some(Place { untouched: true, text }) => opted_out(explain, text),
         other => judge(explain, &live, &dial, other.map(|p| p.text))?,
@@ -112,20 +120,50 @@ fn place(from: &str, live: &Live, dial: &mut Dial) -> anyhow::Result<Place> {
         }
         Err(_) => (PathBuf::from(from), format!("cgroup {from}")),
     };
-    let exempt = live.control()?.untouched();
+    let rules = live.control()?.rules();
     let above = path.ancestors().filter_map(|p| cgroup::id(p).ok());
     dial.cgroups = above.collect();
-    let untouched = !exempt.is_empty() && dial.cgroups.iter().any(|id| exempt.contains(id));
+    // From the dialler upwards: the first view is the one that holds.
+    let found: Vec<CgroupRule> = dial.cgroups.iter().filter_map(|id| rules.get(id)).copied().collect();
+    let untouched = found.iter().any(|rule| rule.untouched);
+    dial.view = found.first().map_or(0, |rule| rule.view);
     cgroup::id(&path).with_context(|| format!("--from {from}"))?;
     Ok(Place { untouched, text })
+}
+
+/// Which number a view has is the agent's to know.
+fn view_number(view: &View, name: &str) -> anyhow::Result<u32> {
+    let socket = &view.place.socket;
+    let status = beeline_agent::ask(socket, &Request::Status)
+        .ok_or_else(|| anyhow!("no agent answers at {}: only it knows of views (--socket)", socket.display()))??;
+    let all = status["views"].as_array().cloned().unwrap_or_default();
+    let found = all.iter().find(|one| one["name"] == name).and_then(|one| one["number"].as_u64());
+    let known: Vec<&str> = all.iter().filter_map(|one| one["name"].as_str()).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Ok(found.ok_or_else(|| anyhow!("there is no view {name}: known are {known}"))? as u32)
+}
+
+/// By the agent, or its number.
+fn view_name(view: &View, number: u32) -> Option<String> {
+    if number == 0 {
+        return None;
+    }
+    let status = beeline_agent::ask(&view.place.socket, &Request::Status)?.ok()?;
+    let mut all = status["views"].as_array()?.iter();
+    let found = all.find(|one| one["number"].as_u64() == Some(number.into()));
+    Some(found.and_then(|one| one["name"].as_str()).map_or_else(|| format!("number {number}"), str::to_owned))
 }
 
 fn opted_out(explain: &Explain, from: String) -> Answer {
     Answer {
         dialled: explain.dial.clone(),
         from: Some(from),
+        view: None,
+        cluster: None,
         verdict: Action::Untouched,
-        because: "this process is below a cgroup that is left alone (--untouched-cgroup)".into(),
+        because: "this process is below a cgroup that is left alone (--untouched-cgroup, or its pod asks for that, or for a view that \
+                  there is not: `beeline status`)"
+            .into(),
         frontend: None,
         kind: None,
         service: None,
@@ -150,11 +188,15 @@ fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> a
     if verdict.found.is_none() && explain.view.output == crate::args::Output::Table && dial.port == 0 {
         return Err(NotFound("port 0 is nobody's".into()).into());
     }
+    let none = verdict.action != Action::Resolved && verdict.reason == Reason::NoEndpoint;
+    let astray = endpoints.as_ref().filter(|_| none).and_then(|explained| unreachable(dial, explained));
     Ok(Answer {
         dialled: explain.dial.clone(),
         from,
+        view: view_name(&explain.view, dial.view),
+        cluster: owner.as_ref().map(|owner| owner.service.cluster().to_owned()),
         verdict: verdict.action,
-        because: because(&verdict, dial),
+        because: astray.unwrap_or_else(|| because(&verdict, dial)),
         frontend: verdict.found.as_ref().map(|f| format!("{:?}", f.key)),
         kind: verdict.found.as_ref().map(|f| kind_name(f.kind)),
         order: order(live, &verdict, dial, &levels),
@@ -241,6 +283,13 @@ fn reasons(view: &View, owner: String) -> Option<Explained> {
     serde_json::from_value(answer).ok()
 }
 
+/// Endpoints are ready, and from where this host stands nothing leads to them.
+fn unreachable(dial: &Dial, explained: &Explained) -> Option<String> {
+    let family = dial.address.family().to_string();
+    let its = explained.families.iter().filter(|one| one.family == family).flat_map(|one| &one.endpoints);
+    its.filter(|one| one.in_cluster_set).filter_map(|one| one.way.clone()).find(|way| way.starts_with("unreachable"))
+}
+
 fn because(verdict: &Verdict, dial: &Dial) -> String {
     let known = verdict.path.last() == Some(&SET_CLOSED);
     match (verdict.action, verdict.reason) {
@@ -273,6 +322,8 @@ fn text(a: &Answer) -> String {
     };
     let mut lines = vec![("dialled", a.dialled.clone()), ("verdict", format!("{verdict}: {}", a.because))];
     lines.extend(a.from.clone().map(|from| ("from", from)));
+    lines.extend(a.view.clone().map(|view| ("view", view)));
+    lines.extend(a.cluster.clone().filter(|name| name != LOCAL_CLUSTER).map(|cluster| ("cluster", cluster)));
     if let (Some(frontend), Some(kind)) = (&a.frontend, a.kind) {
         lines.push(("frontend", format!("{frontend}, {kind}")));
     }
@@ -315,6 +366,10 @@ fn in_order(a: &Answer) -> String {
 fn endpoints(explained: &Explained) -> String {
     let mut text =
         format!("\npolicies   internal {}, external {}\n", explained.internal_policy, explained.external_policy);
+    if explained.cluster != LOCAL_CLUSTER {
+        text.push_str(&format!("cluster    {}\n", explained.cluster));
+    }
+    explained.notes.iter().for_each(|note| text.push_str(&format!("order      {note}\n")));
     for family in &explained.families {
         text.push_str(&format!("\n{} endpoints; topology {}\n", family.family, family.topology));
         let yes = |is: bool| if is { "yes" } else { "-" }.to_owned();
@@ -324,7 +379,8 @@ fn endpoints(explained: &Explained) -> String {
             .map(|e| {
                 let at = format!("{} {}", e.address, e.port);
                 let node = print::dash(e.node.as_ref());
-                vec![at, node, e.conditions.clone(), yes(e.in_cluster_set), yes(e.in_local_set), e.why.clone()]
+                let why = e.way.as_ref().map_or_else(|| e.why.clone(), |way| format!("{}; {way}", e.why));
+                vec![at, node, e.conditions.clone(), yes(e.in_cluster_set), yes(e.in_local_set), why]
             })
             .collect();
         text.push_str(&print::table(&["ENDPOINT", "NODE", "CONDITIONS", "CLUSTER SET", "LOCAL SET", "WHY"], &rows));
@@ -364,5 +420,25 @@ mod tests {
         assert_eq!(why(Kind::ClusterIp, SET_CLOSED, Value::Null, Value::Null), "it is about other ports");
         let closed = why(Kind::ClusterIp, SET_CLOSED, json!(["80/TCP"]), missing);
         assert_eq!(closed, "not accepted: Service a/web has no port 80/TCP");
+    }
+    #[test]
+    fn endpoints_that_nothing_leads_to_are_not_called_missing() {
+        let endpoint = |address: &str, chosen: bool, way: Value| {
+            json!({ "address": address, "port": 80, "node": null, "conditions": "", "inClusterSet": chosen,
+                    "inLocalSet": false, "why": "", "way": way })
+        };
+        let said = |endpoints: Value, dial: &str| {
+            let families = json!([{ "family": "IPv4", "topology": "", "endpoints": endpoints }]);
+            let explained = json!({ "service": "", "cluster": "", "notes": [], "internalPolicy": "",
+                                    "externalPolicy": "", "families": families });
+            unreachable(&parse(dial).unwrap(), &serde_json::from_value(explained).unwrap())
+        };
+        let lost = "unreachable: no nodePort and pods not routed";
+        let ready = endpoint("10.244.1.2", true, json!(lost));
+        assert_eq!(said(json!([ready]), "10.96.0.10:80/TCP").as_deref(), Some(lost));
+        assert_eq!(said(json!([ready]), "[fd00::1]:80/TCP"), None, "of the other family there is none");
+        let unready = endpoint("10.244.1.2", false, json!(lost));
+        assert_eq!(said(json!([unready]), "10.96.0.10:80/TCP"), None);
+        assert_eq!(said(json!([endpoint("10.244.1.2", true, Value::Null)]), "10.96.0.10:80/TCP"), None, "on a Node");
     }
 }

@@ -5,17 +5,23 @@ mod backends;
 mod cleanup;
 pub mod controller;
 mod crds;
+mod dns;
 mod doctor;
 mod dump;
 mod explain;
+mod grant;
+mod join;
+mod leave;
+mod man;
 mod monitor;
 mod plan;
 mod policies;
+mod run;
 mod serve;
 mod services;
 mod status;
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, DnsCommand};
 use clap::CommandFactory;
 use std::process::ExitCode;
 
@@ -43,15 +49,32 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Policies(policies) => policies::run(&policies),
         Command::Explain(explain) => explain::run(&explain),
         Command::Plan(plan) => plan::run(*plan),
+        Command::Run(run) => run::run(&run),
         Command::Dump(dump) => dump::run(&dump),
         Command::Monitor(monitor) => monitor::run(&monitor),
         Command::Events(events) => monitor::set_level(&events),
         Command::Doctor(doctor) => doctor::run(&doctor),
+        Command::Dns(DnsCommand::Route(route)) => dns::route(&route),
         Command::Cleanup(cleanup) => cleanup::run(&cleanup),
         Command::Crds => crds::run(),
+        Command::Grant(grant) => grant::run(&grant),
+        Command::Revoke(administer) => grant::revoke(&administer),
+        Command::Join(join) => join::run(&join),
+        Command::Leave(leave) => leave::run(&leave),
+        Command::Man { dir } => man::run(&dir),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "beeline", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// What the agent says of one cluster.
+fn cluster_of<'a>(status: &'a serde_json::Value, name: &str) -> Option<&'a serde_json::Value> {
+    status["clusters"].as_array()?.iter().find(|cluster| cluster["name"] == name)
+}
+
+/// For commands that ask an API server a few things and are done.
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }

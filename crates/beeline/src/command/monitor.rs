@@ -68,7 +68,8 @@ fn cgroup_id(text: &str) -> anyhow::Result<u64> {
 /// The kernel tells an id; the name table the name.
 struct Names {
     pin_dir: std::path::PathBuf,
-    known: HashMap<u64, String>,
+    /// By owner: its cluster, and what it is called.
+    known: HashMap<u64, (String, String)>,
 }
 
 impl Names {
@@ -80,7 +81,8 @@ impl Names {
 
     fn refresh(&mut self) -> anyhow::Result<()> {
         let live = Live::open(&self.pin_dir)?;
-        self.known = live.rows.names.ids().map(|id| (u64::from(id), live.owner_text(id))).collect();
+        let name = |id| (live.cluster(id).unwrap_or_default(), live.owner_text(id));
+        self.known = live.rows.names.ids().map(|id| (u64::from(id), name(id))).collect();
         Ok(())
     }
 
@@ -91,6 +93,7 @@ impl Names {
             self.refresh()?;
         }
         event["service"] = self.text(owner).into();
+        event["cluster"] = self.known.get(&owner).map(|(cluster, _)| cluster.clone()).into();
         if let Some(limited) = event["limited"].as_u64().filter(|id| *id != 0) {
             event["limitedBy"] = self.text(limited).into();
         }
@@ -98,7 +101,7 @@ impl Names {
     }
 
     fn text(&self, owner: u64) -> String {
-        self.known.get(&owner).cloned().unwrap_or_else(|| format!("#{owner}"))
+        self.known.get(&owner).map_or_else(|| format!("#{owner}"), |(_, text)| text.clone())
     }
 }
 
@@ -109,8 +112,13 @@ fn wanted(monitor: &Monitor, cgroup: Option<u64>, event: &Value) -> bool {
         VerdictName::Untouched => "untouched",
     };
     let service = event["service"].as_str().unwrap_or_default();
-    let is_of =
-        |wanted: &str| service.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']));
+    let prefix = format!("{}:", event["cluster"].as_str().unwrap_or_default());
+    let inside = service.strip_prefix(&prefix).unwrap_or(service);
+    let begins = |text: &str, wanted: &str| {
+        text.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']))
+    };
+    // CLUSTER:NS/NAME, or NS/NAME of any cluster.
+    let is_of = |wanted: &str| begins(service, wanted) || begins(inside, wanted);
     monitor.service.as_deref().is_none_or(is_of)
         && cgroup.is_none_or(|id| event["cgroup"].as_u64() == Some(id))
         && monitor.verdict.is_none_or(|v| event["action"].as_str() == Some(verdict(v)))

@@ -7,23 +7,23 @@ use crate::args::Plan;
 use crate::live::Live;
 use crate::options::{Options, PIN_DIR};
 use crate::print;
-use beeline_agent::{Controller, Origin};
+use anyhow::Context;
+use beeline_agent::{Cluster, Controller, Origin};
 use beeline_cluster::{Folder, Server, Snapshot};
-use beeline_model::PortName;
 use beeline_model::diff::reconcile;
 use beeline_model::fact::Refusal;
-use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::op::Memory;
 use beeline_model::planner::Planner;
 use beeline_model::planner::state::PolicyState;
 use beeline_model::policy::Limit;
 use beeline_model::publish::{Publisher, Unknown};
-use beeline_model::row::{Rows, SetRow, Sizes, WhenEmpty};
+use beeline_model::row::{Kind, Rows, SetRow, Sizes, WhenEmpty};
 use beeline_model::rules::EmptyLocal;
 use beeline_model::table::Tables;
+use beeline_model::{Name, PortName};
 use serde::Serialize;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -54,19 +54,23 @@ struct Link {
     limit: Option<Limit>,
 }
 
+/// What the views are called that the rows know by number.
+type Views = BTreeMap<u32, Name>;
+
 struct Planned {
     frontends: Vec<Frontend>,
+    views: Views,
     policies: Vec<PolicyState>,
     refusals: Vec<Refusal>,
 }
 
 pub fn run(plan: Plan) -> anyhow::Result<ExitCode> {
     let options = plan.options.load()?;
-    let Planned { frontends, policies, refusals } = compute(&options)?;
+    let Planned { frontends, views, policies, refusals } = compute(&options)?;
     if plan.diff {
-        return diff(&options, &frontends);
+        return diff(&options, &frontends, &views);
     }
-    print::show(plan.output, &frontends, || table(&frontends) + &policy_lines(&policies))?;
+    print::show(plan.output, &frontends, || table(&frontends, &views) + &policy_lines(&policies))?;
     for refusal in &refusals {
         eprintln!("refused: {}: {} ({})", refusal.subject, refusal.message, refusal.reason);
     }
@@ -75,29 +79,44 @@ pub fn run(plan: Plan) -> anyhow::Result<ExitCode> {
 
 fn compute(options: &Options) -> anyhow::Result<Planned> {
     let rules = options.rules()?;
-    let snapshot = match options.origin()? {
-        Origin::Folder { path, claim } => Folder::new(path, LOCAL_CLUSTER, claim).load()?,
-        Origin::Server(server) => list(*server)?,
-    };
-    let mut refusals = snapshot.refusals.clone();
+    let mut snapshot = Snapshot::default();
+    let mut refusals = Vec::new();
+    let clusters = options.listing()?.clusters;
+    for cluster in &clusters {
+        let read = load(cluster).with_context(|| format!("cluster {}", cluster.rules.name))?;
+        refusals.extend(read.refusals.clone());
+        read.into_facts().into_iter().for_each(|fact| snapshot.apply(fact));
+    }
     let empty_local = rules.empty_local;
     let mut planner = Planner::new(rules);
-    feed(&mut planner, snapshot, publisher(options)?);
+    let names: BTreeSet<Name> = clusters.iter().filter_map(|cluster| cluster.rules.view.clone()).collect();
+    planner.set_views(names.clone());
+    feed(&mut planner, snapshot, publisher(options, &clusters)?);
     let delta = planner.take_all();
     refusals.extend(planner.refusals());
     let sizes = Sizes::for_services(2_000_000);
     let (mut tables, mut memory) = (Tables::new(sizes), Memory::new(sizes));
     reconcile(&mut tables, &mut memory, &delta, true);
     let policies = planner.policies();
-    Ok(Planned { frontends: frontends(&memory.rows, empty_local), policies, refusals })
+    let views = names.into_iter().filter_map(|name| Some((planner.view(&name)?, name))).collect();
+    Ok(Planned { frontends: frontends(&memory.rows, empty_local), views, policies, refusals })
+}
+
+fn load(cluster: &Cluster) -> anyhow::Result<Snapshot> {
+    match cluster.origin.clone() {
+        Origin::Folder { path, claim } => Ok(Folder::new(path, &cluster.rules.name, claim).load()?),
+        Origin::Server(server) => list(*server),
+        Origin::Edge(edge) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            Ok(runtime.block_on(edge.load())?)
+        }
+    }
 }
 
 /// As the agent does it: what a controller published is taken as it is.
-fn publisher(options: &Options) -> anyhow::Result<Option<Publisher>> {
-    let unknown = match options.origin()? {
-        Origin::Folder { .. } => Unknown::Plain,
-        Origin::Server(_) => Unknown::Waits,
-    };
+fn publisher(options: &Options, clusters: &[Cluster]) -> anyhow::Result<Option<Publisher>> {
+    let folders = clusters.iter().all(|cluster| matches!(cluster.origin, Origin::Folder { .. }));
+    let unknown = if folders { Unknown::Plain } else { Unknown::Waits };
     Ok((options.controller()? == Controller::None).then(|| Publisher::new(unknown)))
 }
 
@@ -120,7 +139,7 @@ fn list(server: Server) -> anyhow::Result<Snapshot> {
     let (node, access) = (server.node.clone(), server.access.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let snapshot = runtime.block_on(server.load())?;
-    if !snapshot.nodes.keys().any(|(_, name)| **name == *node) {
+    if !node.is_empty() && !snapshot.nodes.keys().any(|(_, name)| **name == *node) {
         let text = format!("the API server {access} has no Node {node}: --node-name is one of `kubectl get nodes`");
         return Err(NotFound(text).into());
     }
@@ -182,11 +201,18 @@ fn policy_lines(states: &[PolicyState]) -> String {
     if states.is_empty() { String::new() } else { format!("\n{}", super::policies::table(&states)) }
 }
 
-fn line(f: &Frontend) -> String {
+/// The view in which it is seen; none: in everybody's. A NodePort is in all of them, and its number is its cluster's.
+fn view_of(f: &Frontend, views: &Views) -> Option<String> {
+    let named = || views.get(&f.view).map_or_else(|| f.view.to_string(), ToString::to_string);
+    (f.view != 0 && f.kind != kind_name(Kind::NodePort)).then(named)
+}
+
+fn line(f: &Frontend, views: &Views) -> String {
     let at = if f.address.contains(':') { format!("[{}]", f.address) } else { f.address.clone() };
     let backends = if f.backends.is_empty() { format!("none ({})", f.when_empty) } else { f.backends.join(" ") };
     let limit = limit_text(f.limit);
-    let mut text = format!("{at}:{}/{} {} {} -> {backends}{limit}", f.port, f.protocol, f.kind, f.service);
+    let view = view_of(f, views).map_or_else(String::new, |view| format!(" in view {view}"));
+    let mut text = format!("{at}:{}/{}{view} {} {} -> {backends}{limit}", f.port, f.protocol, f.kind, f.service);
     for Link { owner, backends, limit } in &f.then {
         let backends = if backends.is_empty() { "none".into() } else { backends.join(" ") };
         text.push_str(&format!(", then {owner} -> {backends}{}", limit_text(*limit)));
@@ -198,23 +224,30 @@ fn limit_text(limit: Option<Limit>) -> String {
     limit.map_or_else(String::new, |limit| format!(" (at most {}/s, burst {})", limit.connects_per_second, limit.burst))
 }
 
-fn table(planned: &[Frontend]) -> String {
+fn table(planned: &[Frontend], views: &Views) -> String {
+    let viewed = planned.iter().any(|f| view_of(f, views).is_some());
     let cells = |f: &Frontend| {
         let at = if f.address.contains(':') { format!("[{}]", f.address) } else { f.address.clone() };
         let backends = if f.backends.is_empty() { format!("none ({})", f.when_empty) } else { f.backends.join(" ") };
         let then = f.then.iter().map(|link| format!(", then {}", link.owner)).collect::<String>();
-        vec![f.service.clone(), f.kind.into(), format!("{at}:{}/{}", f.port, f.protocol), backends + &then]
+        let mut cells = vec![f.service.clone(), f.kind.into(), format!("{at}:{}/{}", f.port, f.protocol)];
+        cells.extend(viewed.then(|| print::dash(view_of(f, views))));
+        cells.push(backends + &then);
+        cells
     };
-    print::table(&["SERVICE", "KIND", "DIALLED", "BECOMES"], &planned.iter().map(cells).collect::<Vec<_>>())
+    let mut header = vec!["SERVICE", "KIND", "DIALLED"];
+    header.extend(viewed.then_some("VIEW"));
+    header.push("BECOMES");
+    print::table(&header, &planned.iter().map(cells).collect::<Vec<_>>())
 }
 
 /// Against the live tables; exit code 4 where they differ.
-fn diff(options: &Options, planned: &[Frontend]) -> anyhow::Result<ExitCode> {
+fn diff(options: &Options, planned: &[Frontend], views: &Views) -> anyhow::Result<ExitCode> {
     let pin_dir = options.pin_dir.clone().unwrap_or_else(|| PIN_DIR.into());
     let live = Live::open(&pin_dir)?;
     let empty_local = options.rules()?.empty_local;
-    let have: BTreeSet<String> = frontends(&live.rows, empty_local).iter().map(line).collect();
-    let want: BTreeSet<String> = planned.iter().map(line).collect();
+    let have: BTreeSet<String> = frontends(&live.rows, empty_local).iter().map(|f| line(f, views)).collect();
+    let want: BTreeSet<String> = planned.iter().map(|f| line(f, views)).collect();
     have.difference(&want).for_each(|l| println!("- {l}"));
     want.difference(&have).for_each(|l| println!("+ {l}"));
     if have == want {
@@ -235,8 +268,8 @@ mod tests {
             backends: backends.iter().map(|b| b.to_string()).collect(),
             limit,
         };
-        let frontend = |limit, then: Vec<Link>| Frontend {
-            view: 0,
+        let frontend = |view, limit, then: Vec<Link>| Frontend {
+            view,
             address: "10.96.0.10".into(),
             port: 80,
             protocol: "TCP".into(),
@@ -247,13 +280,16 @@ mod tests {
             when_empty: "next",
             then,
         };
+        let views = Views::from([(7, "green".into())]);
         let limit = Some(Limit { connects_per_second: 5, burst: 10 });
         let all = [
-            line(&frontend(None, vec![])),
-            line(&frontend(limit, vec![])),
-            line(&frontend(None, vec![link(&["10.244.2.5:80"], None)])),
-            line(&frontend(None, vec![link(&["10.244.2.6:80"], None)])),
-            line(&frontend(None, vec![link(&["10.244.2.6:80"], limit)])),
+            line(&frontend(0, None, vec![]), &views),
+            line(&frontend(0, limit, vec![]), &views),
+            line(&frontend(0, None, vec![link(&["10.244.2.5:80"], None)]), &views),
+            line(&frontend(0, None, vec![link(&["10.244.2.6:80"], None)]), &views),
+            line(&frontend(0, None, vec![link(&["10.244.2.6:80"], limit)]), &views),
+            line(&frontend(7, None, vec![]), &views),
+            line(&frontend(8, None, vec![]), &views),
         ];
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{all:?}");
         assert_eq!(
@@ -261,5 +297,9 @@ mod tests {
             "10.96.0.10:80/TCP clusterIP LocalRedirectPolicy default/web -> 10.244.1.5:80, then default/web -> \
              10.244.2.6:80 (at most 5/s, burst 10)"
         );
+        assert!(all[5].starts_with("10.96.0.10:80/TCP in view green clusterIP ") && all[6].contains(" in view 8 "));
+        let seen = table(&[frontend(0, None, vec![]), frontend(7, None, vec![])], &views);
+        assert!(seen.contains("VIEW") && seen.lines().nth(2).unwrap().contains(" green "), "{seen}");
+        assert!(!table(&[frontend(0, None, vec![])], &views).contains("VIEW"));
     }
 }

@@ -5,6 +5,7 @@ use crate::args::{Policies, View};
 use crate::print;
 use anyhow::anyhow;
 use beeline_agent::status::{About, Request};
+use beeline_model::name::LOCAL_CLUSTER;
 use serde_json::Value;
 use std::process::ExitCode;
 
@@ -37,7 +38,9 @@ pub fn name(state: &Value) -> String {
         "LocalRedirect" => "LocalRedirectPolicy",
         _ => "BalancingPolicy",
     };
-    format!("{kind} {}/{}", text(&state["namespace"]), text(&state["name"]))
+    let cluster = Some(text(&state["cluster"])).filter(|name| !name.is_empty() && *name != LOCAL_CLUSTER);
+    let cluster = cluster.map_or(String::new(), |name| format!("{name}:"));
+    format!("{kind} {cluster}{}/{}", text(&state["namespace"]), text(&state["name"]))
 }
 
 /// In one sentence.

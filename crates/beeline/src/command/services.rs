@@ -3,6 +3,7 @@
 use crate::args::View;
 use crate::live::Live;
 use crate::print;
+use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::row::{FrontendKey, Role, WhenEmpty};
 use serde::Serialize;
 use std::process::ExitCode;
@@ -11,6 +12,8 @@ use std::process::ExitCode;
 #[serde(rename_all = "camelCase")]
 struct Row {
     cluster: String,
+    /// 0: everybody's.
+    view: u32,
     service: String,
     port: String,
     kind: &'static str,
@@ -64,6 +67,7 @@ fn collect(live: &Live) -> anyhow::Result<Vec<Row>> {
         let service = name.as_ref().map(|n| format!("{}/{}", n.service.namespace(), n.service.name()));
         rows.push(Row {
             cluster: name.as_ref().map(|n| n.service.cluster().to_owned()).unwrap_or_default(),
+            view: key.view,
             service: service.unwrap_or_default(),
             port: name.map(|n| n.port.to_string()).unwrap_or_default(),
             kind: kind_name(frontend.kind),
@@ -78,7 +82,7 @@ fn collect(live: &Live) -> anyhow::Result<Vec<Row>> {
             refused: counters.refused,
         });
     }
-    rows.sort_by(|a, b| (&a.cluster, &a.service, &a.port).cmp(&(&b.cluster, &b.service, &b.port)));
+    rows.sort_by(|a, b| (&a.cluster, &a.service, &a.port, a.view).cmp(&(&b.cluster, &b.service, &b.port, b.view)));
     Ok(rows)
 }
 
@@ -88,7 +92,10 @@ pub fn backends_of(live: &Live, set: &beeline_model::row::SetRow) -> Vec<String>
     all.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect()
 }
 
+/// Clusters are said where there is more than a Node's own, views where there are any.
 fn table(rows: &[Row]) -> String {
+    let several = rows.iter().any(|row| row.cluster != LOCAL_CLUSTER);
+    let views = rows.iter().any(|row| row.view != 0 && row.kind != "nodePort");
     let cells = |r: &Row| {
         let shown = r.backends.iter().take(3).cloned().collect::<Vec<_>>().join(" ");
         let more = r.backends.len().saturating_sub(3);
@@ -99,7 +106,10 @@ fn table(rows: &[Row]) -> String {
             format!("{}:{}/{}", r.address, r.frontend_port, r.protocol)
         };
         let port = if r.port.is_empty() { "-".into() } else { r.port.clone() };
-        vec![
+        let mut cells: Vec<String> = Vec::new();
+        cells.extend(several.then(|| r.cluster.clone()));
+        cells.extend(views.then(|| if r.kind == "nodePort" { "-".into() } else { r.view.to_string() }));
+        cells.extend([
             r.service.clone(),
             port,
             r.kind.into(),
@@ -108,8 +118,12 @@ fn table(rows: &[Row]) -> String {
             if backends.is_empty() { format!("none ({})", r.when_empty) } else { backends },
             r.dials.to_string(),
             r.refused.to_string(),
-        ]
+        ]);
+        cells
     };
-    let header = ["SERVICE", "PORT", "KIND", "DIALLED", "SET", "BECOMES", "DIALS", "REFUSED"];
+    let mut header: Vec<&str> = Vec::new();
+    header.extend(several.then_some("CLUSTER"));
+    header.extend(views.then_some("VIEW"));
+    header.extend(["SERVICE", "PORT", "KIND", "DIALLED", "SET", "BECOMES", "DIALS", "REFUSED"]);
     print::table(&header, &rows.iter().map(cells).collect::<Vec<_>>())
 }

@@ -1,6 +1,7 @@
 //! The whole agent on an API server: what a process on the node finds when it dials.
 
-use crate::cluster::{API, Cluster, PATIENCE, SERVICES, SLICES, with_cluster};
+use crate::cluster::{API, Cluster, NODES, PATIENCE, SERVICES, SLICES, with_cluster};
+use beeline_cluster::STARTUP_TAINT;
 use beeline_lab::{Dial, Kind, Running};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -8,31 +9,44 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const BEELINE: &str = env!("CARGO_BIN_EXE_beeline");
+pub const BEELINE: &str = env!("CARGO_BIN_EXE_beeline");
 
 /// Removes its pins with it.
-struct Agent {
-    running: Option<Running>,
-    pins: PathBuf,
-    socket: String,
+pub struct Agent {
+    pub running: Option<Running>,
+    pub pins: PathBuf,
+    pub socket: String,
 }
 
 impl Agent {
-    fn of(cluster: &Cluster) -> Agent {
+    pub fn of(cluster: &Cluster) -> Agent {
         let pins = PathBuf::from(format!("/sys/fs/bpf/beeline-api-{}", std::process::id()));
         Agent { running: None, pins, socket: cluster.path("agent.sock") }
     }
 
-    fn start(&mut self, cluster: &Cluster, args: &[&str]) -> &mut Running {
+    pub fn start(&mut self, cluster: &Cluster, args: &[&str]) -> &mut Running {
+        let node = ["--node-name", "node-1"];
+        self.start_outside(cluster, &[&node, args].concat())
+    }
+
+    /// Who it is stands in its file.
+    pub fn start_outside(&mut self, cluster: &Cluster, args: &[&str]) -> &mut Running {
         let node = cluster.lab.node();
-        let own = ["agent", "--node-name", "node-1", "--max-services", "256", "--socket", &self.socket];
+        let own = ["agent", "--max-services", "256", "--socket", &self.socket];
         let program = node.program(BEELINE).unwrap().args(own).args(args);
         let program =
             program.args([Path::new("--cgroup"), cluster.lab.cgroup().path(), Path::new("--pin-dir"), &self.pins]);
         self.running.insert(program.spawn().unwrap())
     }
 
-    fn status(&self) -> Value {
+    /// Cleanly; what it pinned stays.
+    pub fn stop(&mut self) {
+        let running = self.running.take().unwrap();
+        running.signal(rustix::process::Signal::TERM).unwrap();
+        running.finish(PATIENCE).unwrap();
+    }
+
+    pub fn status(&self) -> Value {
         let asked = ["status", "-o", "json", "--socket", &self.socket, "--pin-dir", self.pins.to_str().unwrap()];
         let output = std::process::Command::new(BEELINE).args(asked).output().unwrap();
         serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
@@ -49,7 +63,7 @@ impl Drop for Agent {
     }
 }
 
-async fn until(what: &str, mut so: impl FnMut() -> bool) {
+pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
         assert!(start.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
@@ -57,7 +71,7 @@ async fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-fn dial(cluster: &Cluster, at: &str) -> String {
+pub fn dial(cluster: &Cluster, at: &str) -> String {
     let client = cluster.lab.node().client().unwrap();
     client.dial(&Dial::new(Kind::Tcp, at.parse().unwrap())).unwrap().name().to_owned()
 }
@@ -96,6 +110,29 @@ fn serves_what_the_api_server_says() {
         a_load_balancer_asks(cluster).await;
         two_services_claim_one_address(cluster, &agent).await;
         an_api_server_that_is_down_at_start(cluster, &mut agent, &kubeconfig).await;
+    });
+}
+
+/// It is one of a list, so the agent goes on without it: what is told to the cluster is told whenever that comes.
+#[test]
+fn a_node_whose_kubeconfig_comes_late_loses_its_taint() {
+    with_cluster(async |cluster: &mut Cluster| {
+        let taint = json!([{ "key": STARTUP_TAINT, "effect": "NoSchedule" }]);
+        cluster.create_node("node-1", "172.31.0.11", taint).await;
+        let (config, late) = (cluster.path("beeline.yaml"), cluster.path("late"));
+        std::fs::write(&config, json!({ "clusters": [{ "name": "home", "kubeconfig": late }] }).to_string()).unwrap();
+        let mut agent = Agent::of(cluster);
+        let state = cluster.path("state");
+        agent.start(cluster, &["--config", &config, "--state-dir", &state, "--clear-startup-taint"]);
+        let error = |agent: &Agent| agent.status()["clusters"][0]["error"].as_str().map(str::to_owned);
+        until("it says what is missing", || error(&agent).is_some_and(|why| why.contains(&late))).await;
+        let kubeconfig = cluster.write_kubeconfig(json!({ "tokenFile": cluster.path("account/token") }));
+        std::fs::rename(kubeconfig, &late).unwrap();
+        let start = Instant::now();
+        while cluster.get(&format!("{NODES}/node-1")).await["spec"]["taints"].to_string().contains(STARTUP_TAINT) {
+            assert!(start.elapsed() < PATIENCE, "the taint stays");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     });
 }
 

@@ -55,7 +55,8 @@ fn a_version_that_the_server_does_not_have_is_not_asked_for_again() {
         };
         let front = Front::of(cluster, forgetful).await;
         let mut listener = Listener::to(Server { access: cluster.access(&[&front.url]), ..cluster.server() });
-        listener.until("it will not go on from there", |l| l.last.synced && l.last.error.is_some()).await;
+        let refused = |l: &Listener| l.last.error.as_deref().is_some_and(|why| why.contains("(504)"));
+        listener.until("it will not go on from there", refused).await;
         listener.until_synced().await;
         cluster.create_service("web", "10.96.1.1").await;
         listener.until("the watch stands", |l| l.has_service("web")).await;

@@ -2,9 +2,10 @@
 
 use crate::listener::Listener;
 use beeline_cluster::{Access, Claim, Nodes, Pods, Role, Server};
-use beeline_lab::{Lab, Running};
+use beeline_lab::{Lab, Place, Running};
 use kube::Client;
 use serde_json::{Value, json};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,8 +14,11 @@ use tempfile::TempDir;
 /// A busy machine is no failure.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 pub const TOKEN: &str = "first-token";
-const ETCD: &str = "http://127.0.0.1:2379";
 pub const API: &str = "https://127.0.0.1:6443";
+
+fn etcd_url(number: u16) -> String {
+    format!("http://127.0.0.1:{}", 2379 + number * 10)
+}
 
 pub fn program(name: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/beeline");
@@ -44,7 +48,14 @@ pub struct Cluster<'a> {
     api: Option<Running>,
     etcd: Running,
     pub dir: TempDir,
+    /// Below which etcd has the objects: another one is another cluster, from the next start on.
+    pub registry: &'static str,
     pub lab: &'a Lab,
+    /// Where it runs, and listens.
+    place: &'a Place,
+    address: Ipv4Addr,
+    /// Several of them share a namespace: each has ports of its own.
+    number: u16,
 }
 
 /// Runs the test inside the node's namespace, with a cluster there.
@@ -54,20 +65,42 @@ pub fn with_cluster(test: impl AsyncFnOnce(&mut Cluster<'_>) + Send) {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut cluster = Cluster::start(&lab).await;
+            let mut cluster = Cluster::start(&lab, 0).await;
             test(&mut cluster).await;
         });
     };
     lab.node().namespace.run_in(run).unwrap();
 }
 
+/// The same with two clusters, which have the same ranges.
+pub fn with_two_clusters(test: impl AsyncFnOnce(&mut Cluster<'_>, &mut Cluster<'_>) + Send) {
+    let _one = alone();
+    let lab = Lab::new(2).unwrap();
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (mut first, mut second) = (Cluster::start(&lab, 0).await, Cluster::start(&lab, 1).await);
+            test(&mut first, &mut second).await;
+        });
+    };
+    lab.node().namespace.run_in(run).unwrap();
+}
+
 impl<'a> Cluster<'a> {
-    async fn start(lab: &'a Lab) -> Cluster<'a> {
+    async fn start(lab: &'a Lab, number: u16) -> Cluster<'a> {
+        Cluster::start_at(lab, lab.node(), Ipv4Addr::LOCALHOST, number).await
+    }
+
+    pub async fn start_at(lab: &'a Lab, place: &'a Place, address: Ipv4Addr, number: u16) -> Cluster<'a> {
         let dir = tempfile::tempdir().unwrap();
         let data = format!("--data-dir={}", dir.path().join("etcd").display());
-        let own = ["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD, "--unsafe-no-fsync"];
-        let etcd = lab.node().program(program("etcd")).unwrap().args([data.as_str()]).args(own).spawn().unwrap();
-        let mut cluster = Cluster { api: None, etcd, dir, lab };
+        let (url, peer) = (etcd_url(number), format!("http://127.0.0.1:{}", 2380 + number * 10));
+        let own = ["--listen-client-urls", &url, "--advertise-client-urls", &url, "--unsafe-no-fsync"];
+        let peers = ["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer];
+        let all = format!("--initial-cluster=default={peer}");
+        let etcd = place.program(program("etcd")).unwrap().args([data.as_str(), all.as_str()]).args(own).args(peers);
+        let etcd = etcd.spawn().unwrap();
+        let mut cluster = Cluster { api: None, etcd, dir, registry: "/registry", lab, place, address, number };
         cluster.make_keys();
         cluster.make_identity("first");
         cluster.trust_identity("first");
@@ -107,12 +140,16 @@ impl<'a> Cluster<'a> {
             "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
             "clusters": [{
                 "name": "test",
-                "cluster": { "server": API, "certificate-authority": self.path("account/ca.crt") },
+                "cluster": { "server": self.url(), "certificate-authority": self.path("account/ca.crt") },
             }],
             "users": [{ "name": "test", "user": user }],
         });
         std::fs::write(self.path("kubeconfig"), file.to_string()).unwrap();
         self.dir.path().join("kubeconfig")
+    }
+
+    pub fn url(&self) -> String {
+        format!("https://{}:{}", self.address, 6443 + self.number)
     }
 
     pub fn path(&self, name: &str) -> String {
@@ -127,10 +164,11 @@ impl<'a> Cluster<'a> {
 
     pub async fn start_api(&mut self) {
         let args = [
-            format!("--etcd-servers={ETCD}"),
-            "--bind-address=127.0.0.1".into(),
-            "--advertise-address=172.31.0.11".into(),
-            "--secure-port=6443".into(),
+            format!("--etcd-servers={}", etcd_url(self.number)),
+            format!("--etcd-prefix={}", self.registry),
+            format!("--bind-address={}", self.address),
+            format!("--advertise-address={}", self.place.v4),
+            format!("--secure-port={}", 6443 + self.number),
             format!("--cert-dir={}", self.path("pki")),
             format!("--client-ca-file={}", self.path("clients.crt")),
             format!("--token-auth-file={}", self.path("tokens")),
@@ -141,7 +179,7 @@ impl<'a> Cluster<'a> {
             "--authorization-mode=RBAC".into(),
             "--disable-admission-plugins=ServiceAccount".into(),
         ];
-        let program = self.lab.node().program(program("kube-apiserver")).unwrap().args(args);
+        let program = self.place.program(program("kube-apiserver")).unwrap().args(args);
         self.api = Some(program.spawn().unwrap());
         let start = Instant::now();
         while !self.is_ready().await {
@@ -194,6 +232,9 @@ impl<'a> Cluster<'a> {
             controller_namespace: "kube-system".into(),
             report_namespace: "beeline-reports".into(),
             reports: None,
+            ranges: false,
+            notices: true,
+            passport: None,
         }
     }
 
@@ -204,7 +245,7 @@ impl<'a> Cluster<'a> {
     // ---- as an administrator ----
 
     async fn client_with(&self, token: &str) -> Client {
-        let mut config = kube::Config::new(API.parse().unwrap());
+        let mut config = kube::Config::new(self.url().parse().unwrap());
         config.root_cert_file = Some(self.path("pki/apiserver.crt").into());
         config.auth_info.token = Some(token.to_owned().into());
         Client::try_from(config).unwrap()
@@ -266,7 +307,7 @@ impl<'a> Cluster<'a> {
     // ---- behind the API server's back ----
 
     pub async fn etcd(&self, path: &str, body: Value) -> Value {
-        let client = Client::try_from(kube::Config::new(ETCD.parse().unwrap())).unwrap();
+        let client = Client::try_from(kube::Config::new(etcd_url(self.number).parse().unwrap())).unwrap();
         let request = http::Request::post(path).body(serde_json::to_vec(&body).unwrap()).unwrap();
         client.request(request).await.unwrap_or_else(|e| panic!("etcd {path}: {e}"))
     }

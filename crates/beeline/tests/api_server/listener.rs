@@ -18,7 +18,7 @@ impl Listener {
     pub fn to(server: Server) -> Listener {
         let (sender, batches) = mpsc::channel(16);
         let (programmed, is_programmed) = watch::channel(false);
-        let echo = Echo { programmed: is_programmed, refused: mpsc::channel(1).1 };
+        let echo = Echo::new(is_programmed, mpsc::channel(1).1);
         tokio::spawn(async move { server.watch(sender, echo).await.unwrap() });
         Listener { batches, programmed, said: Snapshot::default(), last: Batch::default(), changes: 0 }
     }

@@ -47,7 +47,7 @@ async fn it_says_why_it_cannot(cluster: &mut Cluster<'_>, kubeconfig: &str) {
     let (code, text) = failure(&plan(kubeconfig, &["--node-name", "node-9"]));
     assert!(code == Some(3) && text.contains("no Node node-9") && text.contains("kubectl get nodes"), "{text}");
     let (code, text) = failure(&plan("/nowhere/config", &["--node-name", "node-1"]));
-    assert!(code == Some(1) && text.contains("--kubeconfig /nowhere/config"), "{text}");
+    assert!(code == Some(1) && text.contains("kubeconfig /nowhere/config"), "{text}");
     let (code, text) = failure(&plan(kubeconfig, &["--node-name", "node-1", "--context", "other"]));
     assert!(code == Some(1) && text.contains("other"), "{text}");
     let (code, text) = failure(&plan(kubeconfig, &["--node-name", "node-1", "--manifests", "/tmp"]));

@@ -93,6 +93,17 @@ impl Stage {
         self.agent = Some(program.spawn().unwrap());
     }
 
+    /// By a file of options, and waits until it serves.
+    pub fn start_by(&mut self, config: &Path, args: &[&str]) {
+        assert!(self.agent.is_none(), "an agent runs already");
+        let program =
+            self.lab.node().program(BEELINE).unwrap().args(["agent".as_ref(), "--config".as_ref(), config.as_os_str()]);
+        let program = program.args(["--cgroup".as_ref(), self.lab.cgroup().path().as_os_str()]);
+        let program = program.args(self.place()).args(args).env("BEELINE_LOG", "debug");
+        self.agent = Some(program.spawn().unwrap());
+        self.agent().wait_for("serving", PATIENCE).unwrap();
+    }
+
     /// Where the CLI finds the agent and its tables.
     pub fn place(&self) -> Vec<String> {
         let show = |path: &Path| path.display().to_string();

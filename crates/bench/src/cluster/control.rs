@@ -16,9 +16,10 @@ use tokio::runtime::Runtime;
 
 use super::{
     process::Process,
-    site::{API_ADDRESS, NODE_ADDRESS, Site},
-    world::{self, NODE, NODE_PATH, SERVICES},
+    site::API_ADDRESS,
+    world::{self, NODE_PATH, SERVICES},
 };
+use crate::ground::Netns;
 
 const STORE: &str = "http://127.0.0.1:2379";
 const PEERS: &str = "http://127.0.0.1:2380";
@@ -49,13 +50,13 @@ pub struct Written {
 
 impl Control {
     /// Leaves the calling thread in the control plane's network.
-    pub fn start(site: &Site, cache: &Cache, directory: &Path, logs: &Path) -> Result<Self> {
-        let mut store = start_store(site, cache, directory, logs)?;
-        let mut server = start_server(site, cache, directory, logs)?;
-        site.control.enter()?;
+    pub fn start(netns: &Netns, cgroup: &Path, cache: &Cache, directory: &Path, logs: &Path) -> Result<Self> {
+        let mut store = start_store(netns, cgroup, cache, directory, logs)?;
+        let mut server = start_server(netns, cgroup, cache, directory, logs)?;
+        netns.enter()?;
         let end = Instant::now() + START;
         let certificate = directory.join("pki/apiserver.crt");
-        let runtime = runtime(site)?;
+        let runtime = runtime(netns)?;
         let client = loop {
             store.require_running()?;
             server.require_running()?;
@@ -67,9 +68,7 @@ impl Control {
             }
             std::thread::sleep(Duration::from_millis(100));
         };
-        let control = Self { client, runtime, server, store, directory: directory.into() };
-        control.create_node()?;
-        Ok(control)
+        Ok(Self { client, runtime, server, store, directory: directory.into() })
     }
 
     /// For the contenders: one user, who may do everything.
@@ -86,10 +85,12 @@ impl Control {
         Ok(file)
     }
 
-    fn create_node(&self) -> Result<()> {
-        self.write("POST", NODE_PATH, &json!({"metadata": {"name": NODE}}))?;
-        let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": NODE_ADDRESS}]}});
-        self.write("PATCH", &format!("{NODE_PATH}/{NODE}/status"), &status).map(drop)
+    pub fn create_node(&self, name: &str, address: &str) -> Result<()> {
+        self.write("POST", NODE_PATH, &json!({"metadata": {"name": name}}))?;
+        let ready = json!({"type": "Ready", "status": "True"});
+        let addresses = json!([{"type": "InternalIP", "address": address}]);
+        let status = json!({"status": {"addresses": addresses, "conditions": [ready]}});
+        self.write("PATCH", &format!("{NODE_PATH}/{name}/status"), &status).map(drop)
     }
 
     pub fn write(&self, method: &'static str, path: &str, body: &Value) -> Result<Written> {
@@ -156,13 +157,13 @@ async fn connect(certificate: &Path) -> Result<Client> {
 }
 
 /// Its worker, too, is in the control plane's network, and keeps idle connections alive while the bench does other things.
-fn runtime(site: &Site) -> Result<Runtime> {
-    let namespace = Arc::new(std::fs::File::open(site.control.file())?);
+fn runtime(netns: &Netns) -> Result<Runtime> {
+    let namespace = Arc::new(std::fs::File::open(netns.file())?);
     let enter = move || crate::ground::enter(&namespace).expect("the control plane's network is there");
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(1).on_thread_start(enter).enable_all().build()?)
 }
 
-fn start_store(site: &Site, cache: &Cache, directory: &Path, logs: &Path) -> Result<Process> {
+fn start_store(netns: &Netns, cgroup: &Path, cache: &Cache, directory: &Path, logs: &Path) -> Result<Process> {
     let words = [
         cache.debian("usr/bin/etcd").display().to_string(),
         format!("--data-dir={}", directory.join("etcd").display()),
@@ -175,10 +176,10 @@ fn start_store(site: &Site, cache: &Cache, directory: &Path, logs: &Path) -> Res
         "--unsafe-no-fsync".into(),
         "--log-level=warn".into(),
     ];
-    Process::start("etcd", &site.cgroup("control/etcd"), &site.control, &words, &[], &logs.join("etcd.log"))
+    Process::start("etcd", &cgroup.join("etcd"), netns, &words, &[], &logs.join("etcd.log"))
 }
 
-fn start_server(site: &Site, cache: &Cache, directory: &Path, logs: &Path) -> Result<Process> {
+fn start_server(netns: &Netns, cgroup: &Path, cache: &Cache, directory: &Path, logs: &Path) -> Result<Process> {
     let file = |name: &str| directory.join(name).display().to_string();
     std::fs::write(file("tokens"), format!("{TOKEN},bench,1,\"system:masters\"\n"))?;
     make_keys(&file("account"))?;
@@ -196,8 +197,8 @@ fn start_server(site: &Site, cache: &Cache, directory: &Path, logs: &Path) -> Re
         "--authorization-mode=RBAC".into(),
         "--disable-admission-plugins=ServiceAccount".into(),
     ];
-    let cgroup = site.cgroup("control/kube-apiserver");
-    Process::start("kube-apiserver", &cgroup, &site.control, &words, &[], &logs.join("kube-apiserver.log"))
+    let cgroup = cgroup.join("kube-apiserver");
+    Process::start("kube-apiserver", &cgroup, netns, &words, &[], &logs.join("kube-apiserver.log"))
 }
 
 /// Of the service accounts; nobody uses one, but the API server wants them.

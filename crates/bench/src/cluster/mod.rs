@@ -3,17 +3,17 @@
 
 mod change;
 mod contender;
-mod control;
+pub mod control;
 mod line;
 mod policy;
 mod probe;
-mod process;
-mod server;
+pub mod process;
+pub mod server;
 mod show;
-mod site;
+pub mod site;
 mod traffic;
 mod turn;
-mod world;
+pub mod world;
 
 use std::{
     collections::BTreeMap,
@@ -30,9 +30,10 @@ use crate::{report::Report, stats::turns};
 use change::Budget;
 use contender::{Contender, Stable};
 use control::Control;
-use site::Site;
+use site::{NODE_ADDRESS, Site};
 use traffic::Amount;
 use turn::{Course, Extent, Figures};
+use world::NODE;
 
 /// The Services that are made while it is measured cannot be more than the slices that wait for them.
 const NEW_SERVICES: usize = 100;
@@ -132,7 +133,8 @@ fn measure(directory: &Path, wish: &Wish, sizes: &[u32], cache: Cache) -> Result
 fn prepare(cache: Cache, files: &Path, logs: &Path) -> Result<Course> {
     let site = Site::lay()?;
     server::start(&site.pods)?;
-    let control = Control::start(&site, &cache, files, logs)?;
+    let control = Control::start(&site.control, &site.cgroup("control"), &cache, files, logs)?;
+    control.create_node(NODE, NODE_ADDRESS)?;
     let stable = Stable::new(cache, control.write_kubeconfig()?, files, logs)?;
     policy::define(&control)?;
     control.add_slices(world::new_service(0)..world::new_service(NEW_SERVICES as u32))?;

@@ -87,6 +87,7 @@ impl Words {
             family: Family::V4,
             ports: [SlicePort { name: self.port.clone(), protocol, port: POD_PORT }].into(),
             endpoints: pods.map(|pod| self.endpoint(pod)).collect(),
+            hostnames: None,
         }
     }
 }

@@ -31,16 +31,18 @@ pub enum Access {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    #[error("--kubeconfig {}: {source}", path.display())]
+    #[error("kubeconfig {}: {source}", path.display())]
     Kubeconfig { path: PathBuf, source: Box<kube::config::KubeconfigError> },
-    #[error("{} cannot be read: {source}; run in a pod with a service account, or give --kubeconfig", path.display())]
+    #[error("{} cannot be read: {source}; a pod with a service account has it, elsewhere give a kubeconfig", path.display())]
     Account { path: PathBuf, source: std::io::Error },
     #[error(
         "KUBERNETES_SERVICE_HOST and _PORT are not set: run in a pod, or give --api-server, --kubeconfig or --manifests"
     )]
     NoEnvironment,
-    #[error("--api-server {0}: a URL such as https://192.0.2.1:6443")]
+    #[error("API server {0}: a URL such as https://192.0.2.1:6443")]
     Server(String),
+    #[error("the credentials {access} are not there after {} s: does a plugin of the kubeconfig (exec) hang?", waited.as_secs())]
+    Slow { access: String, waited: Duration },
     #[error("no client for {server}: {source}")]
     Client { server: Uri, source: Box<kube::Error> },
 }
@@ -79,14 +81,16 @@ impl Access {
     pub(crate) fn servers(&self) -> usize {
         match self {
             Access::InCluster { servers, .. } => servers.len().max(1),
-            Access::Kubeconfig { .. } => 1,
+            Access::Kubeconfig { path, .. } => {
+                Kubeconfig::read_from(path).map_or(0, |file| servers_of(&file).len()).max(1)
+            }
         }
     }
 
     /// `turn`: which of the servers.
     pub(crate) async fn load(&self, turn: usize) -> Result<kube::Config, AccessError> {
         let mut config = match self {
-            Access::Kubeconfig { path, context } => from_kubeconfig(path, context.clone()).await?,
+            Access::Kubeconfig { path, context } => from_kubeconfig(path, context.clone(), turn).await?,
             Access::InCluster { servers, account } => {
                 let server = servers.get(turn % servers.len().max(1)).cloned();
                 from_account(account, server.map_or_else(from_environment, Ok)?)?
@@ -105,11 +109,25 @@ fn parse_server(text: &str) -> Result<Uri, AccessError> {
     uri.filter(whole).ok_or_else(|| AccessError::Server(text.to_owned()))
 }
 
-async fn from_kubeconfig(path: &Path, context: Option<String>) -> Result<kube::Config, AccessError> {
+/// The extension of a kubeconfig that `beeline join` made: it names all API servers, where a kubeconfig has one.
+const JOINED: &str = "beeline.dev/join";
+
+async fn from_kubeconfig(path: &Path, context: Option<String>, turn: usize) -> Result<kube::Config, AccessError> {
     let failed = |source| AccessError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
     let file = Kubeconfig::read_from(path).map_err(failed)?;
+    let servers = servers_of(&file);
     let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
-    kube::Config::from_custom_kubeconfig(file, &options).await.map_err(failed)
+    let mut config = kube::Config::from_custom_kubeconfig(file, &options).await.map_err(failed)?;
+    if let Some(server) = servers.get(turn % servers.len().max(1)) {
+        config.cluster_url = server.clone();
+    }
+    Ok(config)
+}
+
+fn servers_of(file: &Kubeconfig) -> Vec<Uri> {
+    let joined = file.extensions.iter().flatten().find(|named| named.name == JOINED);
+    let servers = joined.and_then(|named| named.extension["servers"].as_array());
+    servers.into_iter().flatten().filter_map(|url| url.as_str()?.parse().ok()).collect()
 }
 
 fn from_account(account: &Path, server: Uri) -> Result<kube::Config, AccessError> {

@@ -8,7 +8,7 @@ use super::refused::Refused;
 use super::twin::{Turn, Twins};
 use super::{taint, trigger};
 use crate::convert::published::{Purpose, purpose};
-use crate::convert::{Convert, Converted, Unserved, untyped};
+use crate::convert::{Convert, Converted, Range, Unserved, untyped};
 use crate::folder::Batch;
 use crate::kind::Kind;
 use crate::object::Identity;
@@ -158,8 +158,8 @@ impl Book {
         match object {
             Object::Service(service) => {
                 let Some(name) = self.convert.service_name(&service.metadata) else { return };
-                let converted = self.convert.service(&service);
-                self.settle(Identity::Service(name), &service.metadata, converted, Fact::Service, 0);
+                let converted = self.convert.service_fact(&service);
+                self.settle(Identity::Service(name), &service.metadata, converted, |fact| fact, 0);
             }
             Object::Slice(slice) => self.put_slice(&slice),
             Object::Node(node) => {
@@ -180,6 +180,11 @@ impl Book {
                 let Some(name) = namespace.metadata.name.as_deref().map(Name::from) else { return };
                 let converted = self.convert.namespace(&namespace);
                 self.settle(Identity::Namespace(name), &namespace.metadata, converted, Fact::Namespace, 0);
+            }
+            Object::Range(range) => {
+                let Some(name) = range.metadata.name.as_deref().map(Name::from) else { return };
+                let converted = self.convert.range(&range);
+                self.settle(Identity::Range(name), &range.metadata, converted, Range::fact, 0);
             }
             Object::Redirect(policy) => {
                 let (kind, meta) = (PolicyKind::LocalRedirect, &policy.metadata);
@@ -231,7 +236,7 @@ impl Book {
         match purpose {
             Purpose::Service => {
                 let converted = self.convert.owned_slice(slice);
-                self.settle(Identity::Slice(name), meta, converted, Fact::Slice, 0);
+                self.settle(Identity::Slice(name), meta, converted, |fact| fact, 0);
             }
             Purpose::Policy if self.published.policies => {
                 let converted = self.convert.policy_slice(slice);
@@ -342,6 +347,7 @@ impl Book {
             Object::Node(node) => node.metadata.name.as_deref().map(|name| Identity::Node(name.into())),
             Object::Pod(pod) => convert.pod_name(pod).map(|name| Identity::Pod(name.into())),
             Object::Namespace(one) => one.metadata.name.as_deref().map(|name| Identity::Namespace(name.into())),
+            Object::Range(one) => one.metadata.name.as_deref().map(|name| Identity::Range(name.into())),
             Object::Redirect(one) => convert.policy_name(PolicyKind::LocalRedirect, &one.metadata).map(policy),
             Object::Balancing(one) => convert.policy_name(PolicyKind::Balancing, &one.metadata).map(policy),
         }
@@ -364,8 +370,11 @@ impl Book {
         self.convert.trim(self.shelves.iter().map(|shelf| shelf.known.len()).sum());
     }
 
+    /// Who is no node of this cluster reaches pods by their nodes: without these nothing leads anywhere.
     fn has_base(&self) -> bool {
-        [Kind::Service, Kind::EndpointSlice].iter().all(|kind| self.shelves[*kind as usize].listed)
+        let nodes = self.node.is_empty() && self.followed.contains(&Kind::Node);
+        let base = [Kind::Service, Kind::EndpointSlice].into_iter().chain(nodes.then_some(Kind::Node));
+        base.into_iter().all(|kind| self.shelves[kind as usize].listed)
     }
 
     /// Services and slices have been listed, and so has all that changes where they lead (our node, its pods, policies),
@@ -432,6 +441,7 @@ fn kind_of(id: &Identity) -> Kind {
         Identity::Namespace(_) => Kind::Namespace,
         Identity::Policy(name) if name.kind == PolicyKind::LocalRedirect => Kind::LocalRedirect,
         Identity::Policy(_) => Kind::Balancing,
+        Identity::Range(_) => Kind::ServiceCidr,
     }
 }
 
@@ -475,6 +485,16 @@ mod tests {
         assert!(!tell(&mut book, [News::Begin(Kind::Node), News::Done(Kind::Node)]).synced);
         tell(&mut book, [News::Done(Kind::Pod), News::Done(Kind::LocalRedirect)]);
         assert!(tell(&mut book, [News::Done(Kind::Balancing)]).synced);
+    }
+
+    #[test]
+    fn outside_nodes_are_the_way_to_pods_and_waited_for() {
+        let followed = [Kind::Service, Kind::EndpointSlice, Kind::Node];
+        let mut book = Book::new(Convert::new("far", Claim::default()), "", &followed, Published::default());
+        tell(&mut book, [News::Done(Kind::Service), News::Done(Kind::EndpointSlice)]);
+        let batch = tell(&mut book, (0..9).map(|_| failed(Kind::Node, true)));
+        assert!(!batch.synced && batch.error.is_some_and(|why| why.contains("forbidden")));
+        assert!(tell(&mut book, [News::Done(Kind::Node), News::Well(Kind::Node)]).synced);
     }
 
     fn base() -> Book {

@@ -38,7 +38,7 @@ pub(crate) struct Selector {
 pub(crate) struct Follow {
     pub(crate) door: Arc<Door>,
     pub(crate) selector: Selector,
-    /// A watch that says nothing for this long is dead. The server sends a bookmark a minute.
+    /// A watch that says nothing for this long may be dead: another one is opened. Most servers send a bookmark a minute.
     pub(crate) patience: Duration,
     pub(crate) news: Sender<News>,
     /// Some kind has been listed: what failed or was missing may be there, too.
@@ -224,6 +224,7 @@ impl Follow {
         let mut params =
             ListParams { label_selector: labels, field_selector: fields, limit: Some(PAGE), ..ListParams::default() };
         self.news.send(News::Begin(K::KIND)).await?;
+        self.door.doubt();
         loop {
             let request = Request::new(K::PATH).list(&params).map_err(|bad| Ended::Failed(bad.to_string()))?;
             let behind = self.door.now();
@@ -254,12 +255,16 @@ impl Follow {
         let timeout = Some(fastrand::u32(WATCH));
         let params = WatchParams { label_selector: labels, field_selector: fields, timeout, ..WatchParams::default() };
         let request = Request::new(K::PATH).watch(&params, version).map_err(|bad| Ended::Failed(bad.to_string()))?;
+        self.door.doubt();
         let (start, behind) = (Instant::now(), self.door.now());
         let mut events = std::pin::pin!(client.request_events::<Lean<K>>(request).await?);
         self.news.send(News::Well(K::KIND)).await?;
         loop {
             let Ok(event) = tokio::time::timeout(self.patience, events.next()).await else {
-                return Err(self.silent(behind).await);
+                // Nothing may have happened, and bookmarks are a courtesy: a server that does not answer the next watch,
+                // by a connection of its own, is in trouble.
+                self.door.turn(behind).await;
+                return Ok(());
             };
             let Some(event) = event else { break };
             self.hear(event?, version).await?;

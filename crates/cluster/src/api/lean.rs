@@ -3,13 +3,15 @@
 
 use super::trigger;
 use crate::convert::published::SHAPE;
-use crate::convert::{ENTRY_ADDRESS, MIRRORED, RESOLVE, is_node};
+use crate::convert::{ENTRY_ADDRESS, LEADER, MIRRORED, OUTSIDE_ADDRESS, RESOLVE, VIEW, is_node};
 use crate::policy::GROUP;
+use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, ContainerStatus, Namespace, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus, Pod,
     PodCondition, PodIP, PodSpec, PodStatus, Service, ServiceSpec, ServiceStatus, Taint,
 };
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice};
+use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta, OwnerReference, Time};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, de::DeserializeOwned};
@@ -83,6 +85,8 @@ fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<OwnerRe
 }
 
 /// Of the annotations only these are read.
+const READ: [&str; 8] = [trigger::ANNOTATION, RESOLVE, VIEW, MIRRORED, ENTRY_ADDRESS, OUTSIDE_ADDRESS, SHAPE, LEADER];
+
 fn chosen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error> {
     struct Chosen;
     impl<'de> Visitor<'de> for Chosen {
@@ -99,7 +103,7 @@ fn chosen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut found = BTreeMap::new();
             while let Some(key) = map.next_key::<String>()? {
-                if [trigger::ANNOTATION, RESOLVE, MIRRORED, ENTRY_ADDRESS, SHAPE].contains(&key.as_str()) {
+                if READ.contains(&key.as_str()) {
                     found.insert(key, map.next_value()?);
                 } else {
                     map.next_value::<IgnoredAny>()?;
@@ -146,6 +150,7 @@ struct EndpointWire {
     addresses: Option<Vec<String>>,
     conditions: Option<EndpointConditions>,
     hints: Option<EndpointHints>,
+    hostname: Option<String>,
     node_name: Option<String>,
     zone: Option<String>,
 }
@@ -156,6 +161,7 @@ impl From<SliceWire> for EndpointSlice {
             addresses: wire.addresses.unwrap_or_default(),
             conditions: wire.conditions,
             hints: wire.hints,
+            hostname: wire.hostname,
             node_name: wire.node_name,
             zone: wire.zone,
             ..Endpoint::default()
@@ -171,6 +177,56 @@ impl From<SliceWire> for EndpointSlice {
 
 impl Reduced for EndpointSlice {
     type Wire = SliceWire;
+}
+
+#[derive(Deserialize)]
+pub(crate) struct EndpointsWire {
+    #[serde(default)]
+    metadata: Meta,
+    subsets: Option<Vec<SubsetWire>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SubsetWire {
+    addresses: Option<Vec<AddressWire>>,
+    not_ready_addresses: Option<Vec<AddressWire>>,
+    ports: Option<Vec<core::EndpointPort>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AddressWire {
+    ip: String,
+    node_name: Option<String>,
+}
+
+impl From<AddressWire> for core::EndpointAddress {
+    fn from(wire: AddressWire) -> core::EndpointAddress {
+        core::EndpointAddress { ip: wire.ip, node_name: wire.node_name, ..core::EndpointAddress::default() }
+    }
+}
+
+impl From<SubsetWire> for core::EndpointSubset {
+    fn from(wire: SubsetWire) -> core::EndpointSubset {
+        let addresses = |all: Option<Vec<AddressWire>>| all.map(|all| all.into_iter().map(Into::into).collect());
+        core::EndpointSubset {
+            addresses: addresses(wire.addresses),
+            not_ready_addresses: addresses(wire.not_ready_addresses),
+            ports: wire.ports,
+        }
+    }
+}
+
+impl From<EndpointsWire> for core::Endpoints {
+    fn from(wire: EndpointsWire) -> core::Endpoints {
+        let subsets = wire.subsets.map(|all| all.into_iter().map(Into::into).collect());
+        core::Endpoints { metadata: wire.metadata.into(), subsets }
+    }
+}
+
+impl Reduced for core::Endpoints {
+    type Wire = EndpointsWire;
 }
 
 #[derive(Deserialize)]
@@ -351,6 +407,23 @@ impl From<NamespaceWire> for Namespace {
 
 impl Reduced for Namespace {
     type Wire = NamespaceWire;
+}
+
+#[derive(Deserialize)]
+pub(crate) struct RangeWire {
+    #[serde(default)]
+    metadata: Meta,
+    spec: Option<ServiceCIDRSpec>,
+}
+
+impl From<RangeWire> for ServiceCIDR {
+    fn from(wire: RangeWire) -> ServiceCIDR {
+        ServiceCIDR { metadata: wire.metadata.into(), spec: wire.spec, status: None }
+    }
+}
+
+impl Reduced for ServiceCIDR {
+    type Wire = RangeWire;
 }
 
 /// A policy without its status. Its definition may be of another make than ours, so a spec that is not what we know spoils

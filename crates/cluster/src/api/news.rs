@@ -5,6 +5,7 @@ use crate::kind::Kind;
 use crate::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::time::Instant;
 
@@ -16,6 +17,7 @@ pub(crate) enum Object {
     Namespace(Box<Namespace>),
     Redirect(Box<Read<LocalRedirectPolicySpec>>),
     Balancing(Box<Read<BalancingPolicySpec>>),
+    Range(Box<ServiceCIDR>),
 }
 
 pub(crate) enum News {
@@ -134,6 +136,21 @@ impl Followed for Read<BalancingPolicySpec> {
 
     fn object(self) -> Object {
         Object::Balancing(Box::new(self))
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+/// Servers before 1.33 have none.
+impl Followed for ServiceCIDR {
+    const KIND: Kind = Kind::ServiceCidr;
+    const PATH: &'static str = "/apis/networking.k8s.io/v1/servicecidrs";
+    const OPTIONAL: bool = true;
+
+    fn object(self) -> Object {
+        Object::Range(Box::new(self))
     }
 
     fn meta(&self) -> &ObjectMeta {

@@ -11,7 +11,9 @@ use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, ListParams, PostParams};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Instant;
+use tokio::sync::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender};
 
 /// How long the server may take, before the next one is told.
@@ -35,6 +37,7 @@ impl Notice {
             Kind::Namespace => ("Namespace", "v1"),
             Kind::LocalRedirect => ("LocalRedirectPolicy", API_VERSION),
             Kind::Balancing => ("BalancingPolicy", API_VERSION),
+            Kind::ServiceCidr => ("ServiceCIDR", "networking.k8s.io/v1"),
         };
         let object = ObjectReference {
             api_version: Some(api_version.into()),
@@ -111,9 +114,15 @@ pub(crate) async fn post(client: kube::Client, node: String, mut notices: Receiv
 
 /// A refusal of the plan names its object, and an Event needs to know which one of that name: the server is asked. Best
 /// effort, too.
-pub(crate) async fn look_up(client: kube::Client, mut refused: Receiver<Refusal>, notices: Sender<Notice>) {
+pub(crate) async fn look_up(
+    client: kube::Client,
+    cluster: String,
+    refused: Arc<Mutex<Receiver<Refusal>>>,
+    notices: Sender<Notice>,
+) {
+    let mut refused = refused.lock().await;
     while let Some(refusal) = refused.recv().await {
-        match tokio::time::timeout(LIMIT, find(&client, &refusal)).await {
+        match tokio::time::timeout(LIMIT, find(&client, &cluster, &refusal)).await {
             Ok(Ok(Some((kind, meta)))) => {
                 let _ = notices.send(Notice::about(kind, &meta, &refusal)).await;
             }
@@ -125,9 +134,19 @@ pub(crate) async fn look_up(client: kube::Client, mut refused: Receiver<Refusal>
 }
 
 /// By a list of one: that is what our account may do, and all that following these kinds needs.
-async fn find(client: &kube::Client, refusal: &Refusal) -> Result<Option<(Kind, ObjectMeta)>, kube::Error> {
+async fn find(
+    client: &kube::Client,
+    cluster: &str,
+    refusal: &Refusal,
+) -> Result<Option<(Kind, ObjectMeta)>, kube::Error> {
     let Some((word, place)) = refusal.subject.split_once(' ') else { return Ok(None) };
     let Some((namespace, name)) = place.split_once('/') else { return Ok(None) };
+    // `CLUSTER:NAMESPACE` where there are several; those of others are not ours to write to.
+    let namespace = match namespace.split_once(':') {
+        Some((whose, namespace)) if whose == cluster => namespace,
+        Some(_) => return Ok(None),
+        None => namespace,
+    };
     let found = match word {
         "Service" => (Kind::Service, first(Api::<Service>::namespaced(client.clone(), namespace), name).await?),
         "LocalRedirectPolicy" => {

@@ -17,6 +17,7 @@ pub(super) fn parse_frontend(text: &str) -> Result<Address, String> {
         () if address.is_any() => Err(format!("{text} is the unspecified address")),
         () if address.is_loopback() => Err(format!("{text} is a loopback address")),
         () if address.ip().is_multicast() => Err(format!("{text} is a multicast address")),
+        () if address.is_broadcast() => Err(format!("{text} is the broadcast address")),
         () => Ok(address),
     }
 }
@@ -52,7 +53,19 @@ mod tests {
 
     #[test]
     fn special_addresses() {
-        for bad in ["0.0.0.0", "::", "127.0.0.1", "127.8.8.8", "::1", "224.0.0.1", "ff02::1", "x", "", "fe80::1%eth0"] {
+        for bad in [
+            "0.0.0.0",
+            "::",
+            "127.0.0.1",
+            "127.8.8.8",
+            "::1",
+            "224.0.0.1",
+            "ff02::1",
+            "255.255.255.255",
+            "x",
+            "",
+            "fe80::1%eth0",
+        ] {
             assert!(parse_frontend(bad).is_err(), "{bad}");
         }
         for link_local in ["169.254.169.254", "fe80::1"] {

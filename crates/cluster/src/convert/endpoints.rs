@@ -2,13 +2,13 @@
 //! set of ports. Where an API server is the source that controller has run already; a folder has only us.
 
 use super::{Convert, Converted, HEADLESS, Report, Unserved, address, entry, label, port};
-use beeline_model::fact::{self, Endpoint, SliceName, SlicePort};
-use beeline_model::{Family, OwnerName};
+use beeline_model::fact::{self, Endpoint, Hostnames, SliceName, SlicePort};
+use beeline_model::{Family, Name, OwnerName};
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints};
 use std::collections::HashMap;
 
 const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
-const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
+pub(crate) const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 /// The controller's own limit.
 const SUBSET_LIMIT: usize = 1000;
 
@@ -17,14 +17,20 @@ impl Convert {
     /// caller can know.
     pub fn endpoints(&mut self, object: &Endpoints) -> Converted<Vec<fact::Slice>> {
         let mut report = Report::new("Endpoints", &object.metadata);
-        let fact = self.mirror(object, &mut report);
+        let fact = if is_mirrored(object) { self.mirror(object, &mut report) } else { Err(Unserved::Skipped) };
+        report.close(fact)
+    }
+
+    /// The same where slices cannot be read at all, so that Endpoints count whoever made them and whoever mirrors them.
+    pub(crate) fn cached_endpoints(&mut self, object: &Endpoints) -> Converted<Vec<fact::Slice>> {
+        let mut report = Report::new("Endpoints", &object.metadata);
+        // Where names are answered, those of headless Services are of use, too.
+        let meant = is_plain(object) || self.claim.names && !is_lock(object);
+        let fact = if meant { self.mirror(object, &mut report) } else { Err(Unserved::Skipped) };
         report.close(fact)
     }
 
     fn mirror(&mut self, object: &Endpoints, report: &mut Report) -> Result<Vec<fact::Slice>, Unserved> {
-        if !is_mirrored(object) {
-            return Err(Unserved::Skipped);
-        }
         let service = report.service_name(self)?;
         let mut groups = Groups::default();
         for (i, subset) in object.subsets.iter().flatten().enumerate() {
@@ -40,15 +46,17 @@ impl Convert {
         ports.sort_by(|a, b| (&a.name, a.protocol, a.port).cmp(&(&b.name, b.protocol, b.port)));
         let ready = subset.addresses.iter().flatten().map(|address| (address, true));
         let unready = subset.not_ready_addresses.iter().flatten().map(|address| (address, false));
-        let parsed = ready.chain(unready).map(|(address, ready)| self.subset_endpoint(address, ready));
-        let mut endpoints =
-            parsed.filter_map(|endpoint| report.keep("badEndpoint", field, endpoint)).collect::<Vec<_>>();
+        let kept = ready.chain(unready).filter_map(|(entry, ready)| {
+            let endpoint = report.keep("badEndpoint", field, self.subset_endpoint(entry, ready))?;
+            Some(Named { endpoint, hostname: self.hostname(field, entry.hostname.as_deref(), report) })
+        });
+        let mut endpoints: Vec<Named> = kept.collect();
         if endpoints.len() > SUBSET_LIMIT {
             let more = endpoints.split_off(SUBSET_LIMIT).len();
             let why = format!("{field}: {more} addresses beyond the first {SUBSET_LIMIT} are not mirrored");
             report.refuse("tooManyAddresses", why);
         }
-        let (v4, v6) = endpoints.into_iter().partition(|endpoint: &Endpoint| endpoint.address.family() == Family::V4);
+        let (v4, v6) = endpoints.into_iter().partition(|named: &Named| named.endpoint.address.family() == Family::V4);
         groups.add(Family::V4, &ports, v4);
         groups.add(Family::V6, &ports, v6);
     }
@@ -73,24 +81,42 @@ impl Convert {
             namespace: self.names.word(service.namespace()),
             name: format!("{}:{}:{number}", service.name(), group.family).into(),
         };
-        let endpoints = group.endpoints.into();
-        fact::Slice { name, service: service.clone(), family: group.family, ports: group.ports, endpoints }
+        let (endpoints, hostnames) = part(group.endpoints);
+        fact::Slice { name, service: service.clone(), family: group.family, ports: group.ports, endpoints, hostnames }
     }
 }
 
 fn is_mirrored(object: &Endpoints) -> bool {
-    let meta = &object.metadata;
-    // Labels are copied to the slices, and a slice with the headless label is not for us.
-    label(meta, SKIP_MIRROR) != Some("true")
-        && entry(&meta.annotations, LEADER).is_none()
-        && label(meta, HEADLESS).is_none()
+    label(&object.metadata, SKIP_MIRROR) != Some("true") && is_plain(object)
+}
+
+/// Neither somebody's lock nor a headless Service's: labels are copied to the slices, and a slice with the headless label
+/// is not for us.
+fn is_plain(object: &Endpoints) -> bool {
+    !is_lock(object) && label(&object.metadata, HEADLESS).is_none()
+}
+
+fn is_lock(object: &Endpoints) -> bool {
+    entry(&object.metadata.annotations, LEADER).is_some()
 }
 
 /// What becomes one slice: subsets with the same ports join.
 struct Group {
     family: Family,
     ports: Box<[SlicePort]>,
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<Named>,
+}
+
+struct Named {
+    endpoint: Endpoint,
+    hostname: Option<Name>,
+}
+
+fn part(all: Vec<Named>) -> (Box<[Endpoint]>, Option<Box<Hostnames>>) {
+    let named = all.iter().enumerate().filter_map(|(place, named)| Some((place, named.hostname.clone()?)));
+    let hostnames: Hostnames = named.collect();
+    let hostnames = (!hostnames.is_empty()).then(|| Box::new(hostnames));
+    (all.into_iter().map(|named| named.endpoint).collect(), hostnames)
 }
 
 #[derive(Default)]
@@ -101,7 +127,7 @@ struct Groups {
 }
 
 impl Groups {
-    fn add(&mut self, family: Family, ports: &[SlicePort], endpoints: Vec<Endpoint>) {
+    fn add(&mut self, family: Family, ports: &[SlicePort], endpoints: Vec<Named>) {
         if endpoints.is_empty() {
             return;
         }

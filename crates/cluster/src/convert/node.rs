@@ -11,6 +11,10 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 /// Where a node takes what is sent to its entry, set by an administrator.
 pub(crate) const ENTRY_ADDRESS: &str = "beeline.dev/entry-address";
+/// Where hosts outside the cluster reach a node, set by an administrator.
+pub(crate) const OUTSIDE_ADDRESS: &str = "beeline.dev/outside-address";
+/// KubeEdge's: nothing proxies there.
+const EDGE: &str = "node-role.kubernetes.io/edge";
 
 impl Convert {
     pub fn node(&mut self, object: &Node) -> Converted<fact::Node> {
@@ -31,7 +35,9 @@ impl Convert {
             eligible: object.metadata.deletion_timestamp.is_none() && !is_tainted(object),
             ready: is_ready(object),
             labels: self.labels(&object.metadata),
-            entry: entry_addresses(object, report).into(),
+            entry: annotated(object, ENTRY_ADDRESS, report).into(),
+            outside: annotated(object, OUTSIDE_ADDRESS, report).into(),
+            edge: label(&object.metadata, EDGE).is_some(),
         })
     }
 }
@@ -53,14 +59,14 @@ fn address_type(entry: &NodeAddress) -> Option<AddressType> {
 }
 
 /// One address, or one of each family with a comma between them.
-fn entry_addresses(object: &Node, report: &mut Report) -> Vec<Address> {
-    let given = entry(&object.metadata.annotations, ENTRY_ADDRESS).unwrap_or_default();
+fn annotated(object: &Node, annotation: &str, report: &mut Report) -> Vec<Address> {
+    let given = entry(&object.metadata.annotations, annotation).unwrap_or_default();
     let texts = given.split(',').map(str::trim).filter(|text| !text.is_empty());
     let mut found: Vec<Address> = Vec::new();
     for text in texts {
-        let Some(address) = report.keep("badAnnotation", ENTRY_ADDRESS, address::parse(text)) else { continue };
+        let Some(address) = report.keep("badAnnotation", annotation, address::parse(text)) else { continue };
         if found.iter().any(|other| other.family() == address.family()) {
-            report.refuse("badAnnotation", format!("{ENTRY_ADDRESS}: {address} is a second one of its family"));
+            report.refuse("badAnnotation", format!("{annotation}: {address} is a second one of its family"));
         } else {
             found.push(address);
         }
@@ -77,4 +83,27 @@ fn is_ready(object: &Node) -> bool {
 fn is_tainted(object: &Node) -> bool {
     let mut taints = object.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     taints.any(|taint| taint.key == TO_BE_DELETED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::convert::Claim;
+
+    fn convert(annotations: serde_json::Value, labels: serde_json::Value) -> Converted<fact::Node> {
+        let meta = serde_json::json!({ "name": "n1", "annotations": annotations, "labels": labels });
+        let node = serde_json::from_value(serde_json::json!({ "metadata": meta })).unwrap();
+        Convert::new("blue", Claim::default()).node(&node)
+    }
+
+    #[test]
+    fn where_it_is_reached_from_outside_and_whether_it_is_an_edge_node() {
+        let given = serde_json::json!({ OUTSIDE_ADDRESS: "198.51.100.7, 2001:db8::7" });
+        let node = convert(given, serde_json::json!({ EDGE: "" })).fact.unwrap();
+        assert_eq!((node.outside.len(), node.entry.len(), node.edge), (2, 0, true));
+        let twice = convert(serde_json::json!({ OUTSIDE_ADDRESS: "198.51.100.7,198.51.100.8" }), serde_json::json!({}));
+        assert_eq!((twice.refusals.len(), twice.refusals[0].reason), (1, "badAnnotation"));
+        let node = twice.fact.unwrap();
+        assert_eq!((node.outside.len(), node.edge), (1, false));
+    }
 }

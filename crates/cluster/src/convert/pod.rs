@@ -2,13 +2,15 @@
 
 use super::name::{is_label, is_subdomain};
 use super::{Convert, Converted, Report, Unserved, address, entry};
-use beeline_model::Address;
 use beeline_model::fact::{self, Container, ContainerPort, PodName};
+use beeline_model::{Address, Name};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// `"off"`: the pod's processes keep the addresses that they dial.
 pub(crate) const RESOLVE: &str = "beeline.dev/resolve";
+/// The view that the pod's processes see.
+pub(crate) const VIEW: &str = "beeline.dev/view";
 /// On the API's copy of a static pod: the uid that the kubelet knows it by.
 pub(crate) const MIRRORED: &str = "kubernetes.io/config.mirror";
 
@@ -41,10 +43,26 @@ impl Convert {
             containers: status.into_iter().flat_map(|status| self.containers(status)).collect(),
             // One that has ended has no process, and never a cgroup again: nobody should look for it.
             untouched: is_untouched(object, report) && !status.is_some_and(has_ended),
+            view: self.view(object, report).filter(|_| !status.is_some_and(has_ended)),
             labels: self.labels(&object.metadata),
             ready: is_ready(object),
             ports: self.ports(object).into(),
         })
+    }
+
+    fn view(&mut self, object: &Pod, report: &mut Report) -> Option<Name> {
+        let given = entry(&object.metadata.annotations, VIEW)?;
+        if !is_label(given) {
+            report.refuse("badAnnotation", format!("annotation {VIEW}: {given:?} is no view's name: a-z, 0-9 and '-'"));
+            return None;
+        }
+        // As with `resolve`: anybody can write such a copy.
+        if mirrored(object).is_some() {
+            report
+                .refuse("badAnnotation", format!("annotation {VIEW}: a static pod cannot ask for that; use `views:`"));
+            return None;
+        }
+        Some(self.names.word(given))
     }
 
     fn ports(&mut self, object: &Pod) -> Vec<ContainerPort> {

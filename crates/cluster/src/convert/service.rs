@@ -44,7 +44,7 @@ impl Convert {
         })
     }
 
-    fn service_ports(&mut self, spec: &ServiceSpec, report: &mut Report) -> Box<[fact::ServicePort]> {
+    pub(super) fn service_ports(&mut self, spec: &ServiceSpec, report: &mut Report) -> Box<[fact::ServicePort]> {
         let ports = spec.ports.as_deref().unwrap_or_default();
         if ports.is_empty() {
             report.refuse("noPorts", "spec.ports is empty: every dial to its ClusterIP is refused");
@@ -114,7 +114,7 @@ fn node_port(port: &ServicePort, spec: &ServiceSpec) -> Result<u16, String> {
 }
 
 /// A malformed ClusterIP refuses the whole Service: what is left would answer at some of its addresses only.
-fn cluster_ips(spec: &ServiceSpec, report: &mut Report) -> Result<Box<[Address]>, Unserved> {
+pub(super) fn cluster_ips(spec: &ServiceSpec, report: &mut Report) -> Result<Box<[Address]>, Unserved> {
     let ips = parse_cluster_ips(spec).map_err(|why| report.stop("badClusterIP", why))?;
     if ips.is_empty() { Err(Unserved::Skipped) } else { Ok(ips.into()) }
 }

@@ -2,7 +2,7 @@
 
 use super::name::{is_label, is_subdomain};
 use super::{Convert, Converted, HEADLESS, Report, SERVICE_NAME, Unserved, address, label, port};
-use beeline_model::fact::{self, Hints, SliceName, SlicePort};
+use beeline_model::fact::{self, Hints, Hostnames, SliceName, SlicePort};
 use beeline_model::{Family, Name, OwnerName};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice};
 use std::collections::HashSet;
@@ -10,20 +10,13 @@ use std::collections::HashSet;
 impl Convert {
     pub fn slice(&mut self, object: &EndpointSlice) -> Converted<fact::Slice> {
         let mut report = Report::new("EndpointSlice", &object.metadata);
-        let fact = self.cut(object, &mut report);
+        let headless = label(&object.metadata, HEADLESS).is_some();
+        let fact = if headless { Err(Unserved::Skipped) } else { self.cut(object, &mut report) };
         report.close(fact)
     }
 
-    /// The same where a slice of no Service is nothing to speak of: in a cluster they belong to others.
-    pub(crate) fn owned_slice(&mut self, object: &EndpointSlice) -> Converted<fact::Slice> {
-        match label(&object.metadata, SERVICE_NAME) {
-            None | Some("") => Converted { fact: Err(Unserved::Skipped), refusals: Vec::new() },
-            Some(_) => self.slice(object),
-        }
-    }
-
-    fn cut(&mut self, object: &EndpointSlice, report: &mut Report) -> Result<fact::Slice, Unserved> {
-        if label(&object.metadata, HEADLESS).is_some() || object.address_type == "FQDN" {
+    pub(super) fn cut(&mut self, object: &EndpointSlice, report: &mut Report) -> Result<fact::Slice, Unserved> {
+        if object.address_type == "FQDN" {
             return Err(Unserved::Skipped);
         }
         let name = self.slice_name(object).ok_or_else(|| report.bad_name())?;
@@ -32,11 +25,17 @@ impl Convert {
         let family = family.map_err(|why| report.stop("badFamily", format!("addressType: {why}")))?;
         let ports = self.slice_ports(object, report);
         let mut endpoints = Vec::with_capacity(object.endpoints.len());
+        let mut hostnames = Hostnames::new();
         for (i, endpoint) in object.endpoints.iter().enumerate() {
+            let field = format!("endpoints[{i}]");
             let parsed = self.endpoint(endpoint, family);
-            endpoints.extend(report.keep("badEndpoint", &format!("endpoints[{i}]"), parsed));
+            let Some(parsed) = report.keep("badEndpoint", &field, parsed) else { continue };
+            let hostname = self.hostname(&field, endpoint.hostname.as_deref(), report);
+            hostnames.extend(hostname.map(|name| (endpoints.len(), name)));
+            endpoints.push(parsed);
         }
-        Ok(fact::Slice { name, service, family, ports, endpoints: endpoints.into() })
+        let hostnames = (!hostnames.is_empty()).then(|| Box::new(hostnames));
+        Ok(fact::Slice { name, service, family, ports, endpoints: endpoints.into(), hostnames })
     }
 
     pub(crate) fn slice_name(&mut self, object: &EndpointSlice) -> Option<SliceName> {

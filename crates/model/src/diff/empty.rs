@@ -8,17 +8,32 @@ use super::policy::rank;
 use crate::hash::HashSet;
 use crate::name::OwnerName;
 use crate::op::{MapError, Maps, Op};
-use crate::row::{SetId, Span};
+use crate::row::{FrontendKey, SetId, Span};
 
 impl<M: Maps> Work<'_, M> {
-    /// Nobody is above or below these, nor should be.
+    /// Nobody is above or below these, nor should be, and no row is about to part from them: what is left alone, or leads
+    /// elsewhere from now on, must not be refused first.
     pub(super) fn empty_unlinked(&mut self) {
+        if self.empties.is_empty() {
+            return;
+        }
+        let parting = self.parting();
         let planned: HashSet<SetId> =
             self.next_of.values().filter_map(|name| self.tables.sets.get(*name)).copied().collect();
         self.empty_those(|work, name, id| {
             let linked = work.tables.links.contains(id) || planned.contains(&id) || work.is_linked(id);
-            rank(name) == 0 && !linked
+            rank(name) == 0 && !linked && !parting.contains(&id)
         });
+    }
+
+    /// Sets that some row leads to and should not: it goes, or moves, or could not.
+    fn parting(&self) -> HashSet<SetId> {
+        let led = |key: &FrontendKey| self.tables.rows.frontends.get(key).map(|row| row.set);
+        let moves = self.delta.frontends.iter().filter_map(|(key, claim)| {
+            let set = claim.as_ref().and_then(|claim| self.tables.sets.get(claim.set.as_ref()?).copied());
+            led(key).filter(|now| Some(*now) != set)
+        });
+        self.tables.touched.frontends.iter().filter_map(led).chain(moves).collect()
     }
 
     pub(super) fn empty_redirects(&mut self) {
@@ -36,8 +51,10 @@ impl<M: Maps> Work<'_, M> {
         self.empties = later;
         due.sort_by_key(|(name, _)| std::cmp::Reverse(rank(name)));
         let passed = self.passed_by_selected();
+        let parting = if due.is_empty() { HashSet::default() } else { self.parting() };
         for (name, id) in due {
-            match self.needed_above(&name, id, &passed) {
+            let stays = || MapError::Failed("a row that should lead elsewhere still leads to this set".into());
+            match self.needed_above(&name, id, &passed).or_else(|| parting.contains(&id).then(stays)) {
                 Some(error) => _ = self.outcome.failed.entry(name).or_insert(error),
                 None => self.empty_set(id).unwrap_or_else(|error| self.fail(&name, error)),
             }

@@ -18,6 +18,9 @@ const IN_PLACE: usize = 16;
 impl<M: Maps> Work<'_, M> {
     /// Out of ids: those in quarantine may be enough.
     pub(super) fn make(&mut self, name: &OwnerName, plan: &ServicePlan) {
+        if self.outcome.failed.contains_key(name) {
+            return;
+        }
         let mut result = self.make_service(name, plan);
         if matches!(result, Err(MapError::Full(_))) && self.tables.quarantined() > 0 {
             result = self.tables.recycle(self.maps).and_then(|_| self.make_service(name, plan));

@@ -1,21 +1,23 @@
 //! *Show* and *hide*: the rows that a dial meets first. Every order here exists so that a dial between two writes gets
 //! the old answer or the new one, also when a write fails.
 
-use super::Work;
 use super::admit::beneficiary;
 use super::policy::rank;
+use super::{Whole, Work};
 use crate::address::{Address, Family};
 use crate::claim::Claim;
-use crate::hash::HashSet;
-use crate::name::{Audience, OwnerName};
+use crate::hash::{HashMap, HashSet};
+use crate::name::{Audience, Name, OwnerName};
 use crate::op::{MapError, Maps, Op};
-use crate::planner::Delta;
+use crate::planner::{Delta, Unheard};
 use crate::range;
 use crate::row::*;
+use std::collections::BTreeSet;
 
 impl<M: Maps> Work<'_, M> {
     /// Rows that the plan no longer has, to be deleted by `delete_frontends`.
-    pub(super) fn mark_unclaimed(&mut self, delta: &Delta, full: bool) {
+    pub(super) fn mark_unclaimed(&mut self, delta: &Delta, whole: &Whole) {
+        let unknown = self.unknown_to(delta, whole);
         let touched = &mut self.tables.touched.frontends;
         for (key, claim) in &delta.frontends {
             if claim.is_none() {
@@ -24,17 +26,52 @@ impl<M: Maps> Work<'_, M> {
                 touched.remove(key)
             };
         }
-        if full {
-            let wanted: HashSet<&FrontendKey> = delta.frontends.iter().map(|(key, _)| key).collect();
-            touched.extend(self.tables.rows.frontends.keys().filter(|key| !wanted.contains(key)));
+        touched.extend(unknown);
+    }
+
+    /// Rows that the plan does not name, of those whose plan is whole.
+    fn unknown_to(&self, delta: &Delta, whole: &Whole) -> Vec<FrontendKey> {
+        if *whole == Whole::Nothing {
+            return Vec::new();
         }
+        let wanted: HashSet<&FrontendKey> = delta.frontends.iter().map(|(key, _)| key).collect();
+        let unknown = self.tables.rows.frontends.iter().filter(|(key, _)| !wanted.contains(key));
+        match whole {
+            Whole::Clusters(clusters) => {
+                let kept = self.known_addresses_of_others(clusters);
+                let goes = |key: &FrontendKey, row: &FrontendRow| match self.cluster_of(row.set) {
+                    Some(cluster) => clusters.contains(&*cluster),
+                    // Beside it may be no row at all: of a Service that has no port with a hook.
+                    None => kept.get(&(key.address, key.view)) != Some(&true),
+                };
+                unknown.filter(|(key, row)| goes(key, row)).map(|(key, _)| *key).collect()
+            }
+            _ => unknown.map(|(key, _)| *key).collect(),
+        }
+    }
+
+    fn cluster_of(&self, set: SetId) -> Option<String> {
+        let owner = self.tables.owner_of(set)?;
+        Some(self.tables.port_name(owner)?.service.cluster().to_owned())
+    }
+
+    /// A ClusterIP's "known" row names nobody: it is whose its other rows are. Address and view, and whether somebody else
+    /// has one there.
+    fn known_addresses_of_others(&self, clusters: &BTreeSet<Name>) -> HashMap<(Address, u32), bool> {
+        let mut found: HashMap<(Address, u32), bool> = HashMap::default();
+        for (key, row) in self.tables.rows.frontends.iter().filter(|(_, row)| row.kind == Kind::ClusterIp) {
+            if let Some(cluster) = self.cluster_of(row.set) {
+                *found.entry((key.address, key.view)).or_default() |= !clusters.contains(&*cluster);
+            }
+        }
+        found
     }
 
     pub(super) fn put_frontends(&mut self, delta: &Delta, tier: Tier) {
         let mut puts = Vec::new();
         let claimed = delta.frontends.iter().filter_map(|(key, claim)| Some((key, claim.as_ref()?)));
         for (key, winner) in claimed.filter(|(key, _)| key.tier() == tier) {
-            if self.is_unlisted(key, winner) {
+            if self.is_spoken_for(delta, key, winner) || self.is_unlisted(key, winner) {
                 continue;
             }
             let claim = self.able(winner, delta.below(key));
@@ -50,6 +87,23 @@ impl<M: Maps> Work<'_, M> {
             }
         }
         self.write_many(puts);
+    }
+
+    /// An earlier cluster that was not heard of yet has this row from before, or a node there: it is not for a later one to
+    /// take.
+    fn is_spoken_for(&self, delta: &Delta, key: &FrontendKey, claim: &Claim) -> bool {
+        let is_earlier = |unheard: &&Unheard| {
+            let mut ranks = unheard.ranks.iter();
+            ranks.any(|(view, rank)| *view == key.view && *rank < claim.rank)
+        };
+        let mut earlier = delta.unheard.iter().filter(is_earlier).peekable();
+        if earlier.peek().is_none() {
+            return false;
+        }
+        let holder = self.tables.rows.frontends.get(key).and_then(|row| self.cluster_of(row.set));
+        let node = self.tables.rows.nodes.get(&key.address).filter(|_| claim.kind != Kind::NodePort);
+        let holds = |unheard: &Unheard| holder.as_deref() == Some(&*unheard.cluster);
+        earlier.any(|unheard| holds(unheard) || node.is_some_and(|node| node.cluster == unheard.number))
     }
 
     /// Held by a policy that is not known yet, as it may be right after a start: whoever comes after it waits until it is.
@@ -68,16 +122,33 @@ impl<M: Maps> Work<'_, M> {
     }
 
     /// No row that a miss falls back to while an exact row of that service, or above that row, is missing; no row that
-    /// leads to restricted backends while their ranges may be old ones; and none away from a policy to where somebody
-    /// should be by now whose write failed.
+    /// leads to restricted backends while their ranges may be old ones, or anew to a set that could not be changed; and none
+    /// away from a policy to where somebody should be by now whose write failed.
     fn may_put(&self, key: &FrontendKey, claim: &Claim) -> Result<(), MapError> {
         let restricted = claim.set.as_ref().is_some_and(|set| set.audience == Audience::Sources);
         let failed = self.tables.held.services.get(&claim.service);
         let error = match key.tier() {
-            Tier::Exact => failed.filter(|_| restricted).or_else(|| self.failed_instead(key, claim)),
+            Tier::Exact => {
+                let is_old = |error: &&MapError| matches!(error, MapError::Failed(_)) && self.would_move(key, claim);
+                let waits = failed.filter(|error| restricted || is_old(error) || self.would_empty(key, claim));
+                waits.or_else(|| self.failed_instead(key, claim))
+            }
             Tier::Fallback => failed.or_else(|| self.tables.held.missing_above(key)),
         };
         error.cloned().map_or(Ok(()), Err)
+    }
+
+    /// The row would be led to another set than now.
+    fn would_move(&self, key: &FrontendKey, claim: &Claim) -> bool {
+        let old = self.tables.rows.frontends.get(key).map(|row| row.set);
+        self.frontend_row(claim).map(|row| row.set) != old
+    }
+
+    /// The row would be led to a set that has nobody in it.
+    fn would_empty(&self, key: &FrontendKey, claim: &Claim) -> bool {
+        let old = self.tables.rows.frontends.get(key).map(|row| row.set);
+        let new = self.frontend_row(claim).map(|row| row.set).filter(|set| Some(*set) != old);
+        new.and_then(|set| self.tables.rows.sets.get(set)).is_some_and(|set| set.span.count == 0)
     }
 
     fn failed_instead(&self, key: &FrontendKey, claim: &Claim) -> Option<&MapError> {
@@ -175,13 +246,24 @@ impl<M: Maps> Work<'_, M> {
     pub(super) fn delete_nodes(&mut self, delta: &Delta) {
         self.hold_nodes(delta);
         let Some(wanted) = &delta.nodes else { return };
-        let stale: Vec<Address> = self.tables.rows.nodes.keys().filter(|a| !wanted.contains_key(a)).copied().collect();
+        // Under another cluster's number it would for a moment lead to that one's NodePorts.
+        let stale = |(address, row): &(&Address, &NodeRow)| match wanted.get(address) {
+            Some(wanted) => wanted.cluster != row.cluster && !is_earlier(delta, row, wanted),
+            None => {
+                let unheard = delta.unheard.iter().any(|unheard| unheard.number == row.cluster);
+                !unheard && !delta.waiting.contains(&row.cluster)
+            }
+        };
+        let stale: Vec<Address> = self.tables.rows.nodes.iter().filter(stale).map(|(address, _)| *address).collect();
         self.write_nodes(stale.into_iter().map(|address| (address, None)).collect());
     }
 
     pub(super) fn put_nodes(&mut self, delta: &Delta) {
         self.hold_nodes(delta);
-        let changed = |(a, row): &(&Address, &NodeRow)| self.tables.rows.nodes.get(a) != Some(row);
+        let changed = |(a, row): &(&Address, &NodeRow)| {
+            let old = self.tables.rows.nodes.get(a);
+            old != Some(row) && !old.is_some_and(|old| is_earlier(delta, old, row))
+        };
         let rows = delta.nodes.iter().flatten().filter(changed).map(|(a, row)| (*a, Some(*row))).collect();
         self.write_nodes(rows);
     }
@@ -210,6 +292,27 @@ impl<M: Maps> Work<'_, M> {
     }
 
     // ---- hide ----
+
+    /// A nodePort is left to its node as soon as one member of the set is not reached by its own address. That member may
+    /// not be met here first, so these rows go before their set changes. Whose row cannot go, changes nothing yet.
+    pub(super) fn withdraw(&mut self, delta: &Delta) {
+        let unclaimed = delta.frontends.iter().filter(|(key, claim)| claim.is_none() && key.is_node_port_row());
+        let rows = unclaimed.filter_map(|(key, _)| Some((*key, self.tables.rows.frontends.get(key)?.set)));
+        let rows: Vec<(FrontendKey, SetId)> = rows.collect();
+        if rows.is_empty() {
+            return;
+        }
+        let plans = delta.services.iter().filter_map(|(_, plan)| plan.as_ref());
+        let planned: HashSet<SetId> =
+            plans.flat_map(|plan| &plan.sets).filter_map(|set| self.tables.sets.get(&set.name).copied()).collect();
+        for (key, set) in rows.into_iter().filter(|(_, set)| planned.contains(set)) {
+            self.delete_frontend(key);
+            let owner = self.tables.owner_of(set).and_then(|owner| self.tables.port_name(owner));
+            if let (Some(_), Some(owner)) = (self.tables.rows.frontends.get(&key), owner) {
+                self.fail(&owner.service, MapError::Failed("its NodePort cannot be left to its node yet".into()));
+            }
+        }
+    }
 
     pub(super) fn delete_frontends(&mut self, tier: Tier) {
         let gone = self.tables.touched.frontends.iter().filter(|key| key.tier() == tier);
@@ -242,4 +345,9 @@ impl<M: Maps> Work<'_, M> {
             || key.tier() == Tier::Exact && key.fallbacks().iter().any(unsettled)
             || held.is_missing(key)
     }
+}
+
+/// A row of a cluster that was not heard of yet, and that comes before the one that would take its place.
+fn is_earlier(delta: &Delta, old: &NodeRow, new: &NodeRow) -> bool {
+    delta.unheard.iter().any(|unheard| unheard.number == old.cluster && unheard.later.contains(&new.cluster))
 }

@@ -3,6 +3,7 @@
 //! A set of a policy serves one frontend. Empty, it stays: dials fall through to the next in the order (`Claims::chain`
 //! says which that is), and find the policy again as soon as it has a backend, without a change of any row.
 
+use super::away::may_hold;
 use super::pair::{Pair, pair_ports, refusal};
 use super::target::{backends, members};
 use super::{ServicePlan, SetPlan, SetPolicy};
@@ -10,10 +11,11 @@ use crate::address::{Address, Family};
 use crate::claim::Claim;
 use crate::fact::{Node, Pod, PodName, Refusal, Service};
 use crate::hash::HashMap;
-use crate::name::{Audience, Name, OwnerName, PortName, SetName, SetRole};
+use crate::name::{Audience, OwnerName, PortName, SetName, SetRole};
 use crate::policy::{Limit, Matcher, Policy, PolicyKind, PolicySlice, Target};
 use crate::row::{FrontendKey, Kind, MAX_SLOTS, Rule, WhenEmpty};
 use crate::rules::{Rules, StandPoint};
+use crate::stand::way;
 use crate::virtual_address;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -21,7 +23,8 @@ use std::collections::BTreeMap;
 /// What a plan needs to know beside the policy.
 pub struct Ground<'a> {
     pub rules: &'a Rules,
-    pub nodes: &'a BTreeMap<Name, Node>,
+    /// Where we stand to the policy's cluster, and its nodes.
+    pub way: way::Ground<'a>,
     /// Of this node.
     pub pods: &'a BTreeMap<PodName, Pod>,
     /// By the uid of their pod.
@@ -34,8 +37,9 @@ pub struct Ground<'a> {
 }
 
 impl Ground<'_> {
-    pub(super) fn own_node(&self) -> Option<&Node> {
-        self.nodes.get(&self.rules.node_name)
+    /// Outside the cluster there is none, whatever this host is called.
+    fn own_node(&self) -> Option<&Node> {
+        self.way.nodes.get(&self.rules.node_name).filter(|_| self.way.stand != StandPoint::Outside)
     }
 }
 
@@ -54,7 +58,7 @@ pub fn standing(policy: &Policy, ground: &Ground<'_>) -> Standing {
     let unknown = Default::default();
     let labels = ground.own_node().map_or(&unknown, |node| &node.labels);
     match &policy.nodes {
-        _ if ground.rules.stand_point == StandPoint::Outside && !policy.out_cluster => Standing::InsideOnly,
+        _ if ground.way.stand == StandPoint::Outside && !policy.out_cluster => Standing::InsideOnly,
         Some(selector) if !selector.matches(labels) => Standing::OtherNodes,
         _ => Standing::Here,
     }
@@ -89,13 +93,19 @@ fn accept(policy: &Policy, ground: &Ground<'_>) -> Result<Frontends, Refusal> {
     check_limit(policy)?;
     let found = pair_ports(policy, ground.service)?;
     let (addresses, kind) = match &policy.matcher {
-        Matcher::Service { .. } => (ground.service.map_or(Vec::new(), |s| s.cluster_ips.to_vec()), Kind::ClusterIp),
+        Matcher::Service { .. } => (cluster_ips(ground), Kind::ClusterIp),
         Matcher::Address { address, .. } => {
             check_virtual(policy, *address, ground)?;
             (vec![*address], Kind::Virtual)
         }
     };
     Ok(Frontends { addresses, kind, pairs: found.pairs, left: found.left })
+}
+
+/// Those that its Service may have here at all.
+fn cluster_ips(ground: &Ground<'_>) -> Vec<Address> {
+    let all = ground.service.into_iter().flat_map(|service| service.cluster_ips.iter().copied());
+    all.filter(|address| may_hold(ground.rules, &ground.way, *address)).collect()
 }
 
 fn check_target(policy: &Policy) -> Result<(), Refusal> {
@@ -128,6 +138,13 @@ fn check_virtual(policy: &Policy, address: Address, ground: &Ground<'_>) -> Resu
     let not_allowed = |why: &dyn std::fmt::Display| {
         Err(refusal(policy, "virtualAddressNotAllowed", format!("virtual address {address}: {why}")))
     };
+    if ground.way.is_ours(address) {
+        let message = format!(
+            "virtual address {address} is this host's own, loopback or link-local: no remote cluster's; use one of \
+             fd00:bee::/48, or of another range that --virtual-ranges lists"
+        );
+        return Err(refusal(policy, "ownAddress", message));
+    }
     match (virtual_address::check(&ground.rules.virtual_ranges, address), &ground.taken) {
         (Err(why), _) => not_allowed(&why),
         (Ok(()), Some(whose)) => not_allowed(&format!("it is {whose} already")),
@@ -144,7 +161,8 @@ fn write(policy: &Policy, ground: &Ground<'_>, frontends: Frontends, plan: &mut 
         for address in &addresses {
             let name = set_name(policy, &owner, pair, address.family());
             let key = FrontendKey::new(*address, pair.dialled.port, pair.dialled.protocol);
-            let claim = Claim { kind, created: policy.created, service: owner.clone(), set: Some(name.clone()) };
+            let (created, service) = (policy.created, owner.clone());
+            let claim = Claim { kind, rank: 0, created, service, set: Some(name.clone()) };
             plan.claims.push((key, claim));
             plan.sets.push(set(policy, ground, pair, name, &mut plan.refusals));
         }

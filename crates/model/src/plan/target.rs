@@ -3,15 +3,15 @@
 use super::BackendPlan;
 use super::pair::{Pair, refusal};
 use super::policy::Ground;
+use super::weight::weigh;
 use crate::address::{Address, Family};
 use crate::fact::{ContainerPort, Endpoint, Node, Pod, PodName, Refusal};
 use crate::name::Name;
 use crate::policy::{Policy, PolicySlice, PortChoice, RedirectMode, Shape, Target};
+use crate::rules::StandPoint;
+use crate::select::Candidate;
 use crate::selector::Selector;
-use std::collections::BTreeMap;
-
-/// A weight is a number of slots.
-const MOST_SLOTS: usize = 256;
+use crate::stand::way::{Way, Why};
 
 /// Of one frontend, sorted; those of its family only, because a socket cannot change its own.
 pub(super) fn backends(
@@ -24,12 +24,13 @@ pub(super) fn backends(
     let shape = shape_of(ground.slices, policy);
     let mut found = match (&policy.target, shape) {
         (Target::LocalPods { selector, .. }, _) => local_pods(policy, selector, ground, pair, family, refusals),
-        (Target::Addresses { addresses, .. }, _) => fixed(addresses, pair, family),
+        (Target::Addresses { addresses, .. }, _) => fixed(policy, addresses, ground, pair, family, refusals),
         (Target::Pods { .. }, Some(shape)) => Published { policy, ground, pair, family, shape }.backends(refusals),
         (Target::Pods { .. }, None) => Vec::new(),
     };
     found.sort();
     if shape.is_some_and(|shape| shape.mode == RedirectMode::NodeProxy) {
+        // Several pods behind one entry.
         weigh(found)
     } else {
         found.dedup();
@@ -37,10 +38,20 @@ pub(super) fn backends(
     }
 }
 
-fn fixed(addresses: &[Address], pair: &Pair, family: Family) -> Vec<BackendPlan> {
+fn fixed(
+    policy: &Policy,
+    addresses: &[Address],
+    ground: &Ground<'_>,
+    pair: &Pair,
+    family: Family,
+    refusals: &mut Vec<Refusal>,
+) -> Vec<BackendPlan> {
     let PortChoice::Number(port) = pair.backend.port else { return Vec::new() };
-    let of_family = addresses.iter().filter(|a| a.family() == family);
-    of_family.map(|address| BackendPlan { address: *address, port, node: None }).collect()
+    let of_family = addresses.iter().copied().filter(|a| a.family() == family);
+    let (ours, others): (Vec<Address>, Vec<Address>) = of_family.partition(|address| ground.way.is_ours(*address));
+    let left_out = |address: Address| format!("address {address} is left out: {}", Why::OwnAddress);
+    refusals.extend(ours.into_iter().map(|address| refusal(policy, "ownAddress", left_out(address))));
+    others.into_iter().map(|address| BackendPlan { address, port, node: None }).collect()
 }
 
 // ---- pods of this node ----
@@ -156,7 +167,7 @@ impl Published<'_> {
     /// What is dialled instead of the pod.
     fn stand_in(&self, endpoint: &Endpoint, port: u16) -> Result<BackendPlan, Refusal> {
         let (address, port) = match self.shape.mode {
-            RedirectMode::PodEndpoint => (endpoint.address, port),
+            RedirectMode::PodEndpoint => (self.pod_address(endpoint)?, port),
             RedirectMode::HostPort => (self.node_address(endpoint)?, port),
             RedirectMode::NodeProxy => (self.entry(endpoint)?, self.pair.dialled.port),
         };
@@ -173,61 +184,45 @@ impl Published<'_> {
         refusal(self.policy, "nodeWithoutAddress", message)
     }
 
+    /// Where there is no pod network, a pod is reached by its own address or not at all: a policy has no nodePort.
+    fn pod_address(&self, endpoint: &Endpoint) -> Result<Address, Refusal> {
+        let ground = &self.ground.way;
+        if ground.stand == StandPoint::Node {
+            return Ok(endpoint.address);
+        }
+        let here = ground.stand == StandPoint::Edge && endpoint.node.as_ref() == Some(&self.ground.rules.node_name);
+        let pod = Candidate::new(endpoint, 0, endpoint.node.clone(), here);
+        match ground.way(&pod, 0) {
+            Way::Direct => Ok(endpoint.address),
+            Way::Node { .. } => Err(self.left_out(endpoint, Why::NoNodePort)),
+            Way::Unreachable(why) => Err(self.left_out(endpoint, why)),
+        }
+    }
+
+    fn left_out(&self, endpoint: &Endpoint, why: Why) -> Refusal {
+        refusal(self.policy, "unreachable", format!("pod {} is left out: {why}", endpoint.address))
+    }
+
     fn node_address(&self, endpoint: &Endpoint) -> Result<Address, Refusal> {
         let name = self.node(endpoint)?;
         let ground = self.ground;
+        if ground.way.stand != StandPoint::Node {
+            let node = ground.way.nodes.get(name);
+            let address = node.and_then(|node| ground.way.node_address(node, self.family));
+            return address.ok_or_else(|| self.missing(name, "address"));
+        }
         let own = || {
             let mut addresses = ground.rules.own_addresses.iter().copied().filter(|_| *name == ground.rules.node_name);
             addresses.find(|a| a.family() == self.family)
         };
         let said = |node: &Node| node.primary(self.family);
-        ground.nodes.get(name).map_or_else(own, said).ok_or_else(|| self.missing(name, "address"))
+        ground.way.nodes.get(name).map_or_else(own, said).ok_or_else(|| self.missing(name, "address"))
     }
 
     fn entry(&self, endpoint: &Endpoint) -> Result<Address, Refusal> {
         let name = self.node(endpoint)?;
-        let entries = self.ground.nodes.get(name).into_iter().flat_map(|node| node.entry.iter().copied());
-        let mut of_family = entries.filter(|a| a.family() == self.family);
+        let entries = self.ground.way.nodes.get(name).into_iter().flat_map(|node| node.entry.iter().copied());
+        let mut of_family = entries.filter(|a| a.family() == self.family && !self.ground.way.is_ours(*a));
         of_family.next().ok_or_else(|| self.missing(name, "entry address"))
-    }
-}
-
-/// Several pods behind one entry: it gets as many slots, divided by what all have in common.
-fn weigh(sorted: Vec<BackendPlan>) -> Vec<BackendPlan> {
-    let mut counts: BTreeMap<BackendPlan, usize> = BTreeMap::new();
-    sorted.into_iter().for_each(|backend| *counts.entry(backend).or_default() += 1);
-    let common = counts.values().copied().fold(0, gcd).max(1);
-    let total: usize = counts.values().map(|count| count / common).sum();
-    let room = MOST_SLOTS.max(counts.len());
-    let slots = |count: usize| if total <= room { count } else { (count * room / total).max(1) };
-    let repeated = |(backend, count)| std::iter::repeat_n(backend, slots(count / common));
-    counts.into_iter().flat_map(repeated).collect()
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn backend(last: u8) -> BackendPlan {
-        BackendPlan { address: Address::from(std::net::IpAddr::from([10, 0, 0, last])), port: 80, node: None }
-    }
-
-    fn weights(counts: &[usize]) -> Vec<usize> {
-        let all = counts.iter().enumerate().flat_map(|(i, count)| std::iter::repeat_n(backend(i as u8), *count));
-        let weighed = weigh(all.collect());
-        (0..counts.len()).map(|i| weighed.iter().filter(|b| **b == backend(i as u8)).count()).collect()
-    }
-
-    #[test]
-    fn a_weight_is_a_number_of_slots() {
-        assert_eq!(weights(&[2, 2]), [1, 1]);
-        assert_eq!(weights(&[4, 2]), [2, 1]);
-        assert_eq!(weights(&[3, 1, 2]), [3, 1, 2]);
-        assert_eq!(weights(&[1023, 1]), [255, 1]);
-        assert_eq!(weights(&[]), [0; 0]);
     }
 }

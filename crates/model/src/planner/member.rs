@@ -14,7 +14,7 @@ impl Planner {
     /// Its cgroup is needed. A manifest written by hand has no UID, no kubelet and no cgroup; a pod that has ended has no
     /// address.
     pub fn needs_cgroup(&self, pod: &Pod) -> bool {
-        let here = pod.node.as_ref() == Some(&self.rules.node_name);
+        let here = pod.node.as_ref() == Some(&self.rules.node_name) && self.order.is_home(&pod.name.cluster);
         here && !pod.uid.is_empty() && !pod.addresses.is_empty() && self.register.is_selected(pod)
     }
 

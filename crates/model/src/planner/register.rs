@@ -4,7 +4,7 @@
 //! policies that want it, node -> policies that stand in for pods by it, labels of our own node -> policies that ask.
 
 use crate::address::Address;
-use crate::fact::{Pod, PodName, SliceName};
+use crate::fact::{Fact, Pod, PodName, SliceName};
 use crate::hash::HashMap;
 use crate::name::{Name, OwnerName};
 use crate::policy::{Matcher, Policy, PolicyName, PolicySlice, RedirectMode, Target};
@@ -226,6 +226,17 @@ impl Register {
         policies.any(|policy| selects(policy, pod))
     }
 
+    /// As if all of a cluster went.
+    pub fn gone_with(&self, cluster: &Name) -> Vec<Fact> {
+        let policies = self.policies.values().filter(|policy| policy.name.cluster == *cluster);
+        let mut facts: Vec<Fact> = policies.map(|policy| Fact::PolicyGone(policy.name.clone())).collect();
+        let slices = self.slice_owner.keys().filter(|name| name.cluster == *cluster);
+        facts.extend(slices.cloned().map(Fact::PolicySliceGone));
+        let pods = self.pods.keys().filter(|name| name.cluster == *cluster);
+        facts.extend(pods.cloned().map(Fact::PodGone));
+        facts
+    }
+
     // ---- what others ask ----
 
     pub fn policy(&self, owner: &OwnerName) -> Option<&Policy> {
@@ -242,6 +253,15 @@ impl Register {
 
     pub fn slices_of(&self, owner: &OwnerName) -> &[PolicySlice] {
         self.slices.get(owner).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn slice(&self, name: &SliceName) -> Option<&PolicySlice> {
+        let all = self.slices_of(self.slice_owner.get(name)?);
+        all.iter().find(|slice| slice.name == *name)
+    }
+
+    pub fn slices(&self) -> impl Iterator<Item = &PolicySlice> {
+        self.slices.values().flatten()
     }
 
     pub fn on_service(&self, service: &OwnerName) -> impl Iterator<Item = &OwnerName> {

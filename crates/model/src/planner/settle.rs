@@ -7,12 +7,15 @@ use crate::address::Address;
 use crate::claim::Claim;
 use crate::fact::Slice;
 use crate::hash::HashSet;
-use crate::name::OwnerName;
+use crate::name::{Name, OwnerName};
 use crate::plan::policy::{Ground, plan_policy};
 use crate::plan::{ServicePlan, Surroundings, plan_service};
 use crate::policy::{Matcher, Policy};
 use crate::row::FrontendKey;
+use crate::rules::StandPoint;
 use crate::select::Place;
+use crate::stand::order::Bar;
+use crate::stand::spread::{Beside, Neighbour, spread};
 
 impl Planner {
     pub(super) fn plan_again(&mut self, names: HashSet<OwnerName>) -> Delta {
@@ -20,13 +23,16 @@ impl Planner {
         let mut keys: HashSet<FrontendKey> = HashSet::default();
         let contested = self.claims.is_contested();
         // Services first: whether a virtual address is free depends on what they claim.
-        let (services, policies) = names.into_iter().partition(|name| name.policy_kind().is_none());
+        let (services, mut policies): (HashSet<OwnerName>, HashSet<OwnerName>) =
+            names.into_iter().partition(|name| name.policy_kind().is_none());
+        policies.extend(self.policies_beside(&services));
         for names in [services, policies] {
             let planned = self.plan_all(names);
             self.claim_all(&planned, &mut keys);
             delta.services.extend(planned);
         }
         self.add_node_rows(&mut keys);
+        self.add_other_ports(&mut keys);
         if contested || self.claims.is_contested() {
             self.settle_contests(&mut delta, &keys);
         }
@@ -38,6 +44,9 @@ impl Planner {
         if std::mem::take(&mut self.nodes_dirty) {
             delta.nodes = Some(self.node_rows());
         }
+        delta.unheard = self.unheard();
+        let waiting = self.order.outlooks().iter().filter(|outlook| outlook.waits_first());
+        delta.waiting = waiting.map(|outlook| outlook.number).collect();
         delta
     }
 
@@ -49,8 +58,17 @@ impl Planner {
     fn plan_all(&self, names: HashSet<OwnerName>) -> Vec<(OwnerName, Option<ServicePlan>)> {
         let mut names: Vec<OwnerName> = names.into_iter().collect();
         names.sort_unstable();
-        let around = self.surroundings();
-        let plans = names.iter().map(|name| self.plan(name, &around)).collect::<Vec<_>>();
+        // Sorted, so those of one cluster come one after the other.
+        let mut around: Option<(&str, Option<Surroundings<'_>>)> = None;
+        let mut plans = Vec::with_capacity(names.len());
+        for name in &names {
+            let cluster = name.cluster();
+            let (_, near) = match around.take() {
+                Some(known) if known.0 == cluster => around.insert(known),
+                _ => around.insert((cluster, self.surroundings(cluster))),
+            };
+            plans.push(near.as_ref().and_then(|near| self.plan(name, near)));
+        }
         names.into_iter().zip(plans).collect()
     }
 
@@ -67,6 +85,23 @@ impl Planner {
         }
     }
 
+    /// Where there is no pod network, what a policy's Service is left to decides what the policy does when it has nobody.
+    fn policies_beside(&self, services: &HashSet<OwnerName>) -> Vec<OwnerName> {
+        let is_away = |name: &&OwnerName| self.order.of(name.cluster()).is_some_and(|o| o.stand != StandPoint::Node);
+        services.iter().filter(is_away).flat_map(|name| self.register.on_service(name)).cloned().collect()
+    }
+
+    /// An address goes from one cluster to another on all ports at once.
+    fn add_other_ports(&self, keys: &mut HashSet<FrontendKey>) {
+        let mut more = Vec::new();
+        for known in keys.iter().filter(|key| key.protocol.is_none() && self.is_several()) {
+            let claimants = self.claims.claimants(known).iter().map(|claim| &claim.service);
+            let claimed = claimants.filter_map(|name| self.claimed.get(name)).flat_map(|keys| keys.iter());
+            more.extend(claimed.filter(|key| key.fallbacks()[0] == *known).copied());
+        }
+        keys.extend(more);
+    }
+
     /// With a nodePort's owner change its rows at other nodes' addresses.
     fn add_node_rows(&self, keys: &mut HashSet<FrontendKey>) {
         let mut more = Vec::new();
@@ -78,41 +113,83 @@ impl Planner {
         keys.extend(more);
     }
 
-    pub fn surroundings(&self) -> Surroundings<'_> {
-        let zone = self.own_node().and_then(|n| n.zone.clone());
-        let place = Place { node: self.rules.node_name.clone(), zone };
-        Surroundings { rules: &self.rules, place, hosts: &self.hosts, others: &self.others }
+    /// `None`: the configuration does not name this cluster.
+    pub fn surroundings(&self, cluster: &str) -> Option<Surroundings<'_>> {
+        let (outlook, site) = (self.order.of(cluster)?, self.sites.get(cluster)?);
+        let own = self.own_node().and_then(|node| node.zone.clone()).filter(|_| !outlook.is_remote());
+        let zone = outlook.rules.zone.clone().or(own);
+        let node = if outlook.is_remote() { "".into() } else { self.rules.node_name.clone() };
+        Some(Surroundings {
+            rules: &self.rules,
+            place: Place { node, zone },
+            hosts: &site.hosts,
+            others: &site.others,
+            outlook,
+            nodes: &site.nodes,
+            reach: &self.reach,
+            neighbours: self.neighbours(&outlook.rules.name),
+        })
     }
 
-    fn plan(&self, name: &OwnerName, around: &Surroundings<'_>) -> Option<ServicePlan> {
-        if let Some(policy) = self.register.policy(name) {
-            return Some(plan_policy(policy, &self.ground(name, policy)));
+    fn neighbours(&self, cluster: &Name) -> Vec<Neighbour<'_>> {
+        let others = self.order.outlooks().iter().filter(|outlook| outlook.rules.name != *cluster);
+        let known = others.filter_map(|outlook| Some((outlook, self.sites.get(&outlook.rules.name)?)));
+        known.map(|(outlook, site)| Neighbour { outlook, hosts: &site.hosts, heard: site.heard }).collect()
+    }
+
+    pub(super) fn plan(&self, name: &OwnerName, around: &Surroundings<'_>) -> Option<ServicePlan> {
+        let policy = self.register.policy(name);
+        let mut plan = match policy {
+            Some(policy) => plan_policy(policy, &self.ground(name, policy, around)),
+            None => plan_service(self.services.get(name)?, self.slices_of(name), around),
+        };
+        if let Some(service) = policy.and_then(service_of).filter(|_| around.outlook.stand != StandPoint::Node) {
+            let views = || around.outlook.seats.iter().map(|seat| seat.view);
+            let has = |key: FrontendKey| self.claims.claimants(&key).iter().any(|claim| claim.service == service);
+            plan.leave_to_network(|key| views().any(|view| has(FrontendKey { view, ..*key })));
         }
-        let service = self.services.get(name)?;
-        Some(plan_service(service, self.slices_of(name), around))
+        if !around.outlook.is_plain() || !around.neighbours.is_empty() {
+            let (has, held) = (|key: &FrontendKey| self.has(name, key), |key: &FrontendKey| self.held_for(key));
+            let beside = Beside { neighbours: &around.neighbours, has: &has, held: &held };
+            plan.withheld = spread(&mut plan, around.outlook, &beside).map(Box::new);
+        }
+        Some(plan)
     }
 
-    pub(super) fn ground(&self, name: &OwnerName, policy: &Policy) -> Ground<'_> {
+    /// The cluster that an address was programmed for before we knew anything.
+    fn held_for(&self, known: &FrontendKey) -> Option<&str> {
+        self.adopted.get(known).map(OwnerName::cluster)
+    }
+
+    pub(super) fn has(&self, name: &OwnerName, key: &FrontendKey) -> bool {
+        let holder = self.claims.winner(key).map(|claim| &claim.service);
+        holder == Some(name) || self.adopted.get(key) == Some(name)
+    }
+
+    pub(super) fn ground<'a>(&'a self, name: &OwnerName, policy: &Policy, around: &Surroundings<'a>) -> Ground<'a> {
         Ground {
             rules: &self.rules,
-            nodes: &self.nodes,
+            way: around.way(),
             pods: self.register.pods(),
             cgroups: self.register.cgroups(),
             service: service_of(policy).and_then(|name| self.services.get(&name)),
             slices: self.register.slices_of(name),
             taken: match policy.matcher {
-                Matcher::Address { address, .. } => self.whose(&address),
+                Matcher::Address { address, .. } => self.whose(&address, around),
                 Matcher::Service { .. } => None,
             },
         }
     }
 
     /// Whose an address is that a policy wants.
-    fn whose(&self, address: &Address) -> Option<String> {
-        let known = self.claims.claimants(&FrontendKey::known(*address)).first();
-        match (known, self.hosts.get(address)) {
+    fn whose(&self, address: &Address, around: &Surroundings<'_>) -> Option<String> {
+        let known = self.claims.cluster_ip_of(&FrontendKey::known(*address));
+        // What a later cluster has is no hindrance: it comes after.
+        let known = known.filter(|claim| around.outlook.seats.iter().any(|s| s.view == 0 && s.rank >= claim.rank));
+        match (known, around.hosts.get(address)) {
             (Some(claim), _) => Some(format!("the ClusterIP of Service {}", claim.service)),
             (None, Some(node)) => Some(format!("an address of node {node}, or of a pod on it")),
+            (None, None) if self.rules.own_addresses.contains(address) => Some("this host's own".into()),
             (None, None) => None,
         }
     }
@@ -140,6 +217,7 @@ impl Planner {
             keys.insert(*key);
         }
         self.refusals.remove(name);
+        self.withheld.remove(name);
         self.by_nodes.remove(name);
         if name.policy_kind().is_some() {
             self.claims.set_service(name, self.register.policy(name).and_then(service_of));
@@ -151,6 +229,9 @@ impl Planner {
         }
         if !plan.refusals.is_empty() {
             self.refusals.insert(name.clone(), plan.refusals.clone());
+        }
+        if let Some(bar) = &plan.withheld {
+            self.withheld.insert(name.clone(), Bar::clone(bar));
         }
         if self.depends_on_nodes(name) {
             self.by_nodes.insert(name.clone());

@@ -6,7 +6,7 @@ use crate::address::Address;
 use crate::claim::Claim;
 use crate::fact::{Pod, Refusal};
 use crate::name::OwnerName;
-use crate::plan::policy::{Standing, objection, plan_policy, standing};
+use crate::plan::policy::{Standing, objection, standing};
 use crate::plan::target::shape_of;
 use crate::plan::{ServicePlan, SetPlan};
 use crate::policy::{Matcher, Policy, PolicyName};
@@ -101,7 +101,7 @@ impl Planner {
 
     /// Those that want this address, or take a Service: the one given, else the one whose ClusterIP it is.
     pub fn policies_about(&self, address: Address, service: Option<&OwnerName>) -> Vec<PolicyState> {
-        let known = || self.claims.claimants(&FrontendKey::known(address)).first().map(|claim| &claim.service);
+        let known = || self.claims.cluster_ip_of(&FrontendKey::known(address)).map(|claim| &claim.service);
         let on_service = service.or_else(known).into_iter().flat_map(|service| self.register.on_service(service));
         self.states_of(self.register.at_address(&address).chain(on_service))
     }
@@ -113,9 +113,10 @@ impl Planner {
 
     pub fn policy_state(&self, owner: &OwnerName) -> Option<PolicyState> {
         let policy = self.register.policy(owner)?;
-        let ground = self.ground(owner, policy);
+        let around = self.surroundings(owner.cluster())?;
+        let ground = self.ground(owner, policy, &around);
         let (refused, standing) = (objection(policy, &ground), standing(policy, &ground));
-        let plan = plan_policy(policy, &ground);
+        let plan = self.plan(owner, &around)?;
         let left_out = if refused.is_some() { Vec::new() } else { plan.refusals.clone() };
         let addresses: BTreeSet<_> = plan.sets.iter().flat_map(|set| set.backends.iter().map(|b| b.address)).collect();
         Some(PolicyState {
@@ -158,7 +159,7 @@ impl Planner {
             set.backends.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port)).collect();
         backends.dedup();
         FrontendState {
-            dialled: format!("{key:?}"),
+            dialled: self.order.dialled(key),
             kind: claim.kind,
             port: set.name.owner.port.to_string(),
             holder: self.holder(key, claim),

@@ -81,7 +81,7 @@ impl Facts {
             Fact::PolicyGone(name) => drop(self.policies.remove(&name)),
             Fact::PolicySlice(s) => drop(self.policy_slices.insert(s.name.clone(), s)),
             Fact::PolicySliceGone(name) => drop(self.policy_slices.remove(&name)),
-            other @ (Fact::Namespace(_) | Fact::NamespaceGone { .. }) => {
+            other => {
                 unreachable!("this world makes none: {other:?}")
             }
         }
@@ -274,6 +274,7 @@ impl World {
             family,
             ports: self.slice_ports().into(),
             endpoints: (0..count).map(|_| self.endpoint(family, count)).collect(),
+            hostnames: None,
         }
     }
 

@@ -195,6 +195,7 @@ impl World {
             addresses: addresses.into(),
             containers: [].into(),
             untouched: false,
+            view: None,
             labels: self.labels(),
             ready: !self.one_in(4),
             ports: ports(self).into(),
