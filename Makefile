@@ -61,6 +61,7 @@ test-all: ## test, check, release builds, conformance, other kernels, fuzzing, b
 	$(MAKE) test-vm
 	$(MAKE) fuzz
 	$(MAKE) bench
+	$(MAKE) bench-outside
 	@echo "test-all: everything passed"
 
 check: ## formatting, lints, licences and sources of dependencies, shell syntax

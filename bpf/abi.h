@@ -382,7 +382,7 @@ struct event {
     __u8 pad;
     __u32 set;
     __u32 limited; /* as in the verdict */
-    __u32 pad2;
+    __u32 view; /* of whoever dialled */
     char process[16];
 };
 

@@ -51,7 +51,7 @@ static __always_inline void report(const struct control *c, __u8 hook, const str
     e->pad = 0;
     e->set = v->set;
     e->limited = v->limited;
-    e->pad2 = 0;
+    e->view = d->view;
     bpf_get_current_comm(e->process, sizeof(e->process));
     bpf_ringbuf_submit(e, 0);
 }

@@ -48,7 +48,9 @@ echo "deb-check: $(dpkg-deb -f "$first" Package Version Architecture Depends | t
 listing=$(dpkg-deb -c "$first")
 for path in usr/bin/beeline usr/lib/systemd/system/beeline.service usr/share/man/man1/beeline.1.gz \
     usr/share/man/man1/beeline-join.1.gz usr/share/bash-completion/completions/beeline \
-    usr/share/zsh/vendor-completions/_beeline usr/share/doc/beeline/copyright usr/share/doc/beeline/examples/config.yaml; do
+    usr/share/zsh/vendor-completions/_beeline usr/share/doc/beeline/copyright usr/share/doc/beeline/examples/outside.yaml \
+    usr/share/doc/beeline/docs/outside/{README,join,kubeedge,kubevirt,names,several-clusters}.md \
+    usr/share/doc/beeline/deploy/{edge/cloudcore,outside/role}.yaml; do
     grep -q " \./$path\$" <<<"$listing" || die "the package has no /$path"
 done
 ! awk '{ print $2 }' <<<"$listing" | grep -v '^root/root$' || die "a file is not root's"

@@ -34,9 +34,12 @@ packed() { install -d "$tree/$(dirname "$1")" && gzip -9n >"$tree/$1"; }
 put 755 "$binary" usr/bin/beeline
 strip --strip-unneeded --remove-section=.comment "$tree/usr/bin/beeline"
 put 644 deploy/systemd/beeline.service usr/lib/systemd/system/beeline.service
-put 644 examples/beeline.yaml usr/share/doc/beeline/examples/config.yaml
 put 644 deploy/debian/default etc/default/beeline
-put 644 docs/outside/join.md usr/share/doc/beeline/join.md
+# As they lie in the tree, so that one finds the other: what a host outside or at the edge needs, and what that names.
+for file in docs/outside/*.md docs/options.md docs/operations.md examples/outside.yaml examples/beeline.yaml \
+    deploy/outside/role.yaml deploy/edge/cloudcore.yaml; do
+    put 644 "$file" "usr/share/doc/beeline/$file"
+done
 
 completion() {
     install -d "$tree/$(dirname "$2")"

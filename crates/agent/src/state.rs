@@ -64,7 +64,7 @@ struct Retry {
 /// Looks for stale sockets that could not all be destroyed.
 const REAP_TRIES: u32 = 20;
 
-/// After a change of UDP backends the sockets are looked at at once, and again after this long.
+/// After a start or a change of UDP backends the sockets are looked at at once, and again after this long.
 const SECOND_LOOK: Duration = Duration::from_millis(200);
 
 /// After another layout, so long one cluster waits for the others.
@@ -439,10 +439,11 @@ impl State {
         self.tables.unlisted = self.sources.unlisted();
         let outcome = reconcile(&mut self.tables, &mut self.kernel, &delta, whole);
         self.set_host_addresses();
+        let was_live = self.program.is_live();
         if self.may_go_live() {
             self.program.go_live()?;
         }
-        if self.spared || outcome.retired.iter().any(|(name, ..)| name.protocol == Protocol::Udp) {
+        if self.spared || !was_live || outcome.retired.iter().any(|(name, ..)| name.protocol == Protocol::Udp) {
             self.stale_udp = true;
             self.look_again = Some(Instant::now() + SECOND_LOOK);
         }

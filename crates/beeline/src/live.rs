@@ -7,7 +7,7 @@ use beeline_datapath::kernel::Kernel;
 use beeline_datapath::object::{MapSet, RECORDS, TABLES};
 use beeline_datapath::pin::{Meta, PinDir};
 use beeline_datapath::wire;
-use beeline_model::PortName;
+use beeline_model::{Address, PortName};
 use beeline_model::row::{NameKind, OwnerId, Rows};
 use std::path::Path;
 
@@ -59,6 +59,14 @@ impl Live {
 
     pub fn cluster(&self, owner: OwnerId) -> Option<String> {
         self.port_name(owner).map(|name| name.service.cluster().to_owned())
+    }
+
+    /// By address and view, whose it is: one cluster's on all ports, also on those that its Service does not have.
+    pub fn holders(&self) -> impl Iterator<Item = ((Address, u32), String)> {
+        self.rows.frontends.iter().filter_map(|(key, row)| {
+            let owner = self.rows.sets.get(row.set)?.owner;
+            Some(((key.address, key.view), self.cluster(owner)?))
+        })
     }
 
     pub fn node_name(&self, id: u32) -> Option<&str> {

@@ -9,6 +9,7 @@ mod live;
 mod options;
 mod print;
 mod systemd;
+mod views;
 
 use clap::Parser;
 use std::process::ExitCode;

@@ -4,11 +4,13 @@
 mod stage;
 
 use beeline_datapath::count::Count;
+use beeline_datapath::reap::Surveyor;
 use beeline_datapath::record::AffinityTable;
 use beeline_datapath::wire;
+use beeline_model::Protocol;
 use beeline_lab::{Client, Dial, Errno, Family, Kind, Socket, StormKind, Watch};
 use stage::{PORT, Stage, Storming, Target, Toll, wait_until};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -255,6 +257,40 @@ fn a_socket_that_sends_after_a_rebuild_is_spared() {
     victim.must_die();
     held.must_live();
     drop((held, victim));
+}
+
+/// A walk over the kernel's records pauses now and then, and goes on at the same place of a list that has become shorter
+/// meanwhile: somebody is passed over. Who is passed over at a start would be left at a dead backend for good.
+#[test]
+fn a_walk_over_the_sockets_passes_over_nobody() {
+    let _alone = stage::alone();
+    let show = Show::begin(&[]);
+    let client = show.stage.lab.pod(1).client().unwrap();
+    let dialled: SocketAddr = (show.web.address, PORT).into();
+    let connect = |_| {
+        let socket = client.udp(Family::V4).unwrap();
+        socket.connect(dialled).unwrap();
+        socket
+    };
+    let held: Vec<Socket> = (0..400).map(connect).collect();
+    let netns = u32::try_from(std::fs::metadata(format!("/proc/{}/ns/net", client.pid())).unwrap().ino()).unwrap();
+    let (maps, walks) = (show.stage.maps(), 1000);
+    let surveyor = Surveyor::new(&maps).unwrap();
+    let seen = |_| {
+        let all = surveyor.all().unwrap();
+        let ours = all.iter().filter(|s| s.protocol == Protocol::Udp && s.dialled_port == PORT && s.netns_inode == netns);
+        ours.map(|socket| socket.cookie).collect::<BTreeSet<_>>()
+    };
+    let walked: Vec<BTreeSet<u64>> = (0..walks).map(seen).collect();
+    let all: BTreeMap<u64, usize> = walked.iter().flatten().fold(BTreeMap::new(), |mut all, cookie| {
+        *all.entry(*cookie).or_default() += 1;
+        all
+    });
+    let missed: usize = all.values().filter(|times| **times > walks / 2).map(|times| walks - times).sum();
+    assert_eq!(missed, 0, "of {} sockets in {walks} walks", held.len());
+    drop(held);
+    drop(client);
+    show.end("walks over the sockets");
 }
 
 #[test]

@@ -10,7 +10,7 @@ mod report;
 mod socket;
 mod stats;
 
-use std::path::PathBuf;
+use std::{net::Ipv4Addr, path::PathBuf};
 
 use clap::{Parser, Subcommand};
 
@@ -39,6 +39,12 @@ enum Bench {
     Cluster(cluster::Wish),
     /// From a host outside the cluster: through Beeline to pods and to nodePorts, and plain nodePorts; needs `kit build`
     Outside(outside::Wish),
+    /// A process of the application on the host outside (the bench starts it)
+    #[command(hide = true)]
+    Application(outside::Role),
+    /// A pod that answers at its address (the bench starts it)
+    #[command(hide = true)]
+    Pod { address: Ipv4Addr },
 }
 
 fn main() -> anyhow::Result<()> {
@@ -48,5 +54,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Socket { only } => socket::run(&args.out, only),
         Bench::Cluster(wish) => cluster::run(&args.out, &wish),
         Bench::Outside(wish) => outside::run(&args.out, &wish),
+        Bench::Application(role) => outside::serve(role),
+        Bench::Pod { address } => cluster::server::serve(address),
     }
 }

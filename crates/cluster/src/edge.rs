@@ -35,6 +35,7 @@ use http::Uri;
 use k8s_openapi::api::core::v1::{Endpoints, Service};
 use link::{Link, feel};
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -76,10 +77,12 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Where a cache is, as a URL says it.
+    /// Where a cache is, as a URL says it: on this host. It asks nobody who he is, and what it says goes into the kernel.
     pub fn parse(url: &str) -> Option<Uri> {
         let uri: Uri = url.parse().ok()?;
-        (matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some()).then_some(uri)
+        let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
+        let here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        (here && matches!(uri.scheme_str(), Some("http" | "https"))).then_some(uri)
     }
 
     /// All that the cache says now, listed once and not followed.

@@ -90,6 +90,7 @@ fn read_event(e: &abi::event) -> Event {
         reason: wire::read_reason(e.reason),
         affinity: e.affinity != 0,
         limited: e.limited,
+        view: e.view,
     }
 }
 

@@ -13,6 +13,9 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+/// Over the records, where each had to pause.
+const WALKS: usize = 4;
+
 /// A connected UDP socket that was resolved.
 #[derive(Clone, Debug)]
 pub struct Connected {
@@ -56,8 +59,7 @@ impl Reaper {
 
     /// All connected sockets with a record; cost follows their number.
     pub fn survey(&self) -> Result<Vec<Connected>> {
-        let bytes = read_all(&self.survey)?;
-        Ok(bytes.chunks_exact(size_of::<abi::surveyed>()).filter_map(from_bytes).map(read_surveyed).collect())
+        Ok(survey(&self.survey)?.into_iter().map(read_surveyed).collect())
     }
 
     /// Destroys them; returns how many. Passes are repeated until one finds none: before 6.16 an iterator may skip.
@@ -114,9 +116,8 @@ impl Reaper {
         let link = program.attach().context(|| "cannot walk the UDP sockets".into())?;
         let mut gone = BTreeSet::new();
         for _ in 0..10 {
-            let bytes = read_all(&link)?;
             let before = gone.len();
-            gone.extend(bytes.chunks_exact(8).filter_map(from_bytes::<u64>));
+            gone.extend(read_all(&link)?.0.chunks_exact(8).filter_map(from_bytes::<u64>));
             if gone.len() == before {
                 break;
             }
@@ -163,9 +164,7 @@ impl Surveyor {
     pub fn all(&self) -> Result<Vec<Remembered>> {
         let mut all = Vec::new();
         for (protocol, link) in &self.walks {
-            let bytes = read_all(link)?;
-            let found = bytes.chunks_exact(size_of::<abi::surveyed>()).filter_map(from_bytes::<abi::surveyed>);
-            all.extend(found.map(|raw| Remembered {
+            all.extend(survey(link)?.into_iter().map(|raw| Remembered {
                 protocol: *protocol,
                 cookie: raw.cookie,
                 netns_inode: raw.netns_inode,
@@ -189,11 +188,35 @@ fn load(maps: &MapSet, sizes: &Sizes, shards: u32, knobs: Knobs, exact: bool) ->
     object::load(open, "sockets")
 }
 
-fn read_all(link: &Link) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+/// Everybody that is there all the while. The kernel goes over its list of records by places: when a walk pauses between
+/// two reads and somebody before that place goes, the next one is passed over. So a walk that paused is repeated, and what
+/// one of them met counts: to be missed, a socket must be the next one at a pause of each.
+fn survey(link: &Link) -> Result<Vec<abi::surveyed>> {
+    let mut met = BTreeMap::new();
+    for _ in 0..WALKS {
+        let (bytes, paused) = read_all(link)?;
+        let all = bytes.chunks_exact(size_of::<abi::surveyed>()).filter_map(from_bytes::<abi::surveyed>);
+        met.extend(all.map(|one| ((one.cookie, bytes_of(&one.peer).to_vec()), one)));
+        if !paused {
+            break;
+        }
+    }
+    Ok(met.into_values().collect())
+}
+
+/// Also tells whether it had to pause before it was through.
+fn read_all(link: &Link) -> Result<(Vec<u8>, bool)> {
     let mut iter = Iter::new(link).context(|| "cannot start a walk over sockets".into())?;
-    iter.read_to_end(&mut bytes).context(|| "cannot walk over sockets".into())?;
-    Ok(bytes)
+    // The kernel gathers this much before it pauses, or less if less is asked for: `read_to_end` would begin with a few bytes.
+    let (mut bytes, mut buffer, mut reads) = (Vec::new(), vec![0; 8 * 4096], 0);
+    loop {
+        let count = iter.read(&mut buffer).context(|| "cannot walk over sockets".into())?;
+        if count == 0 {
+            return Ok((bytes, reads > 1));
+        }
+        bytes.extend_from_slice(&buffer[..count]);
+        reads += 1;
+    }
 }
 
 fn read_surveyed(raw: abi::surveyed) -> Connected {

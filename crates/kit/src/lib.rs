@@ -15,7 +15,6 @@ mod certificate;
 mod cgroup;
 pub mod cluster;
 mod control;
-pub mod dial;
 pub mod e2e;
 pub mod first;
 pub mod guest;

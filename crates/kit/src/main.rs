@@ -10,7 +10,7 @@ use clap::Parser;
 
 use args::{Args, Command, Deed};
 use kit::{
-    Cluster, More, Place, Wish, addon, agent, cache::Cache, cluster, dial, e2e::Run, first, node, progress::quick,
+    Cluster, More, Place, Wish, addon, agent, cache::Cache, cluster, e2e::Run, first, node, progress::quick,
     storm,
 };
 
@@ -55,7 +55,7 @@ fn run(command: Command) -> Result<()> {
         Command::E2e { name, focus, skip, processes, limit } => {
             specs(&Run { name, focus, skip, processes, limit: Duration::from_secs(limit) })
         }
-        Command::Dial { target } => dial::run(target),
+        Command::Dial { target } => storm::tell_each(target),
         Command::Addon => addon::run(),
         Command::First { node, inside: false } => node::exec_first(node),
         Command::First { node, inside: true } => first::run(node),

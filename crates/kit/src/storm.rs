@@ -1,7 +1,8 @@
 //! Dials, each on a new socket, and who answered: agnhost's `netexec`, which tells its own name and whom it sees. Whom it
 //! sees tells the way that a dial took: a node that hops shows itself.
 //!
-//! `kit storm` runs it in the place that dials; [`Storm`] is one that goes on until it is told to stop.
+//! `kit storm` runs it in the place that dials, because the socket hooks see a process by its cgroup; [`Storm`] is one that
+//! goes on until it is told to stop. `kit dial` is the same for one target, and tells of each dial as it ends.
 
 use std::{
     collections::BTreeMap,
@@ -49,6 +50,12 @@ pub struct Failure {
     pub error: String,
 }
 
+/// Who answered, and whom it sees.
+struct Answer {
+    name: String,
+    sees: IpAddr,
+}
+
 /// By target: who answered how often, as `web-1 sees 172.31.0.101`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
@@ -68,14 +75,13 @@ impl Target {
         [Protocol::Tcp, Protocol::Udp].map(|protocol| Target { protocol, at })
     }
 
-    /// Who answered, and whom it sees.
-    pub fn dial(&self) -> io::Result<String> {
+    fn dial(&self) -> io::Result<Answer> {
         let (name, seen) = match self.protocol {
             Protocol::Tcp => self.ask_stream()?,
             Protocol::Udp => self.ask_datagram()?,
         };
         let seen: SocketAddr = seen.trim().parse().map_err(|_| strange(&seen))?;
-        Ok(format!("{} sees {}", name.trim(), seen.ip().to_canonical()))
+        Ok(Answer { name: name.trim().to_owned(), sees: seen.ip().to_canonical() })
     }
 
     fn ask_stream(&self) -> io::Result<(String, String)> {
@@ -122,6 +128,12 @@ impl fmt::Display for Target {
     }
 }
 
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} sees {}", self.name, self.sees)
+    }
+}
+
 impl FromStr for Target {
     type Err = anyhow::Error;
 
@@ -146,7 +158,7 @@ impl Tally {
         let took = until.duration_since(from).unwrap_or_default().as_millis();
         self.slowest_ms = self.slowest_ms.max(u64::try_from(took).unwrap_or(u64::MAX));
         match outcome {
-            Ok(who) => *self.answers.entry(target.to_string()).or_default().entry(who).or_default() += 1,
+            Ok(who) => *self.answers.entry(target.to_string()).or_default().entry(who.to_string()).or_default() += 1,
             Err(error) => self.failures.push(Failure {
                 target: target.to_string(),
                 from: seconds(from),
@@ -207,6 +219,20 @@ pub fn run(targets: &[Target], times: Option<u32>) -> Tally {
         }
         threads.into_iter().map(|thread| thread.join().expect("no thread panics")).fold(Tally::default(), Tally::merge)
     })
+}
+
+/// What follows is why.
+pub const FAILED: &str = "failed: ";
+
+/// A line a dial, with the name of who answered, until nobody reads them.
+pub fn tell_each(target: Target) -> Result<()> {
+    loop {
+        let line = target.dial().map_or_else(|error| format!("{FAILED}{}", tell(&error)), |answer| answer.name);
+        if writeln!(io::stdout(), "{line}").is_err() {
+            return Ok(());
+        }
+        thread::sleep(2 * PAUSE); // There are many of them at once.
+    }
 }
 
 /// Somebody who dials until told to stop, or until whoever started it is gone.

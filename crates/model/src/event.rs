@@ -62,4 +62,6 @@ pub struct Event {
     pub affinity: bool,
     /// Owner of the set whose limit sent it further down, or off; 0: of none.
     pub limited: u32,
+    /// The view in which it was dialled; 0: everybody's.
+    pub view: u32,
 }

@@ -3,9 +3,9 @@
 //!
 //! - A route more specific than the default route: direct, and nobody is knocked at.
 //! - No route, or one that bars the way: by the node.
-//! - Only a default route: one TCP knock at a ready endpoint. Any answer, a reset included, proves the way. Three misses
-//!   after each other, at different endpoints if there are several, and it is by the node; until then what was found
-//!   before holds.
+//! - Only a default route: unknown at once, whatever another route said before, and one TCP knock at a ready endpoint. Any
+//!   answer, a reset included, proves the way. Three misses after each other, at different endpoints if there are several,
+//!   and it is by the node; fewer change nothing.
 
 use super::knock::Answer;
 use super::way::Way;

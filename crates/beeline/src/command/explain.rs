@@ -5,6 +5,7 @@ use super::services::{backends_of, kind_name, role_name};
 use crate::args::{Explain, View};
 use crate::live::Live;
 use crate::print;
+use crate::views;
 use anyhow::{Context, anyhow};
 use beeline_agent::explain::Explained;
 use beeline_agent::status::{About, Request};
@@ -134,24 +135,22 @@ fn place(from: &str, live: &Live, dial: &mut Dial) -> anyhow::Result<Place> {
 /// Which number a view has is the agent's to know.
 fn view_number(view: &View, name: &str) -> anyhow::Result<u32> {
     let socket = &view.place.socket;
-    let status = beeline_agent::ask(socket, &Request::Status)
-        .ok_or_else(|| anyhow!("no agent answers at {}: only it knows of views (--socket)", socket.display()))??;
-    let all = status["views"].as_array().cloned().unwrap_or_default();
-    let found = all.iter().find(|one| one["name"] == name).and_then(|one| one["number"].as_u64());
-    let known: Vec<&str> = all.iter().filter_map(|one| one["name"].as_str()).collect();
+    let all = views::names(socket)
+        .ok_or_else(|| anyhow!("no agent answers at {}: only it knows of views (--socket)", socket.display()))?;
+    let known: Vec<&str> = all.values().map(String::as_str).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    Ok(found.ok_or_else(|| anyhow!("there is no view {name}: known are {known}"))? as u32)
+    let found = all.iter().find(|(_, known)| *known == name).map(|(number, _)| *number);
+    found.ok_or_else(|| anyhow!("there is no view {name}: known are {known}"))
 }
 
 /// By the agent, or its number.
 fn view_name(view: &View, number: u32) -> Option<String> {
-    if number == 0 {
-        return None;
-    }
-    let status = beeline_agent::ask(&view.place.socket, &Request::Status)?.ok()?;
-    let mut all = status["views"].as_array()?.iter();
-    let found = all.find(|one| one["number"].as_u64() == Some(number.into()));
-    Some(found.and_then(|one| one["name"].as_str()).map_or_else(|| format!("number {number}"), str::to_owned))
+    (number != 0).then(|| views::shown(&views::names(&view.place.socket).unwrap_or_default(), number))
+}
+
+/// Whose an address is, also where its Service does not have the port.
+fn holder(live: &Live, at: (Address, u32)) -> Option<String> {
+    live.holders().find(|(held, _)| *held == at).map(|(_, cluster)| cluster)
 }
 
 fn opted_out(explain: &Explain, from: String) -> Answer {
@@ -194,7 +193,10 @@ fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> a
         dialled: explain.dial.clone(),
         from,
         view: view_name(&explain.view, dial.view),
-        cluster: owner.as_ref().map(|owner| owner.service.cluster().to_owned()),
+        cluster: match &owner {
+            Some(owner) => Some(owner.service.cluster().to_owned()),
+            None => verdict.found.as_ref().and_then(|found| holder(live, (found.key.address, found.key.view))),
+        },
         verdict: verdict.action,
         because: astray.unwrap_or_else(|| because(&verdict, dial)),
         frontend: verdict.found.as_ref().map(|f| format!("{:?}", f.key)),
@@ -366,9 +368,6 @@ fn in_order(a: &Answer) -> String {
 fn endpoints(explained: &Explained) -> String {
     let mut text =
         format!("\npolicies   internal {}, external {}\n", explained.internal_policy, explained.external_policy);
-    if explained.cluster != LOCAL_CLUSTER {
-        text.push_str(&format!("cluster    {}\n", explained.cluster));
-    }
     explained.notes.iter().for_each(|note| text.push_str(&format!("order      {note}\n")));
     for family in &explained.families {
         text.push_str(&format!("\n{} endpoints; topology {}\n", family.family, family.topology));

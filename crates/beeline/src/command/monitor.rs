@@ -7,6 +7,7 @@ use beeline_agent::status::Request;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -70,11 +71,13 @@ struct Names {
     pin_dir: std::path::PathBuf,
     /// By owner: its cluster, and what it is called.
     known: HashMap<u64, (String, String)>,
+    /// By address and view: whose cluster it is. A port that nobody has is refused without an owner.
+    held: HashMap<(IpAddr, u32), String>,
 }
 
 impl Names {
     fn new(pin_dir: &Path) -> anyhow::Result<Names> {
-        let mut names = Names { pin_dir: pin_dir.to_owned(), known: HashMap::new() };
+        let mut names = Names { pin_dir: pin_dir.to_owned(), known: HashMap::new(), held: HashMap::new() };
         names.refresh()?;
         Ok(names)
     }
@@ -83,11 +86,12 @@ impl Names {
         let live = Live::open(&self.pin_dir)?;
         let name = |id| (live.cluster(id).unwrap_or_default(), live.owner_text(id));
         self.known = live.rows.names.ids().map(|id| (u64::from(id), name(id))).collect();
+        self.held = live.holders().map(|((address, view), cluster)| ((address.ip(), view), cluster)).collect();
         Ok(())
     }
 
     fn name(&mut self, event: &mut Value) -> anyhow::Result<()> {
-        let Some(owner) = event["owner"].as_u64().filter(|id| *id != 0) else { return Ok(()) };
+        let Some(owner) = event["owner"].as_u64().filter(|id| *id != 0) else { return self.name_closed(event) };
         let limited = event["limited"].as_u64().filter(|id| *id != 0).unwrap_or(owner);
         if !self.known.contains_key(&owner) || !self.known.contains_key(&limited) {
             self.refresh()?;
@@ -97,6 +101,22 @@ impl Names {
         if let Some(limited) = event["limited"].as_u64().filter(|id| *id != 0) {
             event["limitedBy"] = self.text(limited).into();
         }
+        Ok(())
+    }
+
+    /// Nobody has the port; whose address it is, is known.
+    fn name_closed(&mut self, event: &mut Value) -> anyhow::Result<()> {
+        let address = event["dialled"].as_str().and_then(|text| text.parse().ok());
+        let (Some(address), Some(view), "refused") =
+            (address, event["view"].as_u64(), event["action"].as_str().unwrap_or_default())
+        else {
+            return Ok(());
+        };
+        let at = (address, view as u32);
+        if !self.held.contains_key(&at) {
+            self.refresh()?;
+        }
+        event["cluster"] = self.held.get(&at).cloned().into();
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use crate::args::View;
 use crate::live::Live;
 use crate::print;
+use crate::views;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::row::{FrontendKey, Role, WhenEmpty};
 use serde::Serialize;
@@ -14,6 +15,9 @@ struct Row {
     cluster: String,
     /// 0: everybody's.
     view: u32,
+    /// The name of the view, where an agent tells it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    view_name: Option<String>,
     service: String,
     port: String,
     kind: &'static str,
@@ -26,6 +30,13 @@ struct Row {
     when_empty: &'static str,
     dials: u64,
     refused: u64,
+}
+
+impl Row {
+    /// With a nodePort the number is its cluster's.
+    fn has_view(&self) -> bool {
+        self.view != 0 && self.kind != "nodePort"
+    }
 }
 
 pub fn kind_name(kind: beeline_model::row::Kind) -> &'static str {
@@ -49,7 +60,11 @@ pub fn role_name(role: Role) -> &'static str {
 
 pub fn run(view: &View) -> anyhow::Result<ExitCode> {
     let live = Live::open(&view.place.pin_dir)?;
-    let rows = collect(&live)?;
+    let mut rows = collect(&live)?;
+    if rows.iter().any(Row::has_view) {
+        let names = views::names(&view.place.socket).unwrap_or_default();
+        rows.iter_mut().filter(|row| row.has_view()).for_each(|row| row.view_name = Some(views::shown(&names, row.view)));
+    }
     print::show(view.output, &rows, || table(&rows))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -68,6 +83,7 @@ fn collect(live: &Live) -> anyhow::Result<Vec<Row>> {
         rows.push(Row {
             cluster: name.as_ref().map(|n| n.service.cluster().to_owned()).unwrap_or_default(),
             view: key.view,
+            view_name: None,
             service: service.unwrap_or_default(),
             port: name.map(|n| n.port.to_string()).unwrap_or_default(),
             kind: kind_name(frontend.kind),
@@ -95,7 +111,7 @@ pub fn backends_of(live: &Live, set: &beeline_model::row::SetRow) -> Vec<String>
 /// Clusters are said where there is more than a Node's own, views where there are any.
 fn table(rows: &[Row]) -> String {
     let several = rows.iter().any(|row| row.cluster != LOCAL_CLUSTER);
-    let views = rows.iter().any(|row| row.view != 0 && row.kind != "nodePort");
+    let views = rows.iter().any(Row::has_view);
     let cells = |r: &Row| {
         let shown = r.backends.iter().take(3).cloned().collect::<Vec<_>>().join(" ");
         let more = r.backends.len().saturating_sub(3);
@@ -108,7 +124,7 @@ fn table(rows: &[Row]) -> String {
         let port = if r.port.is_empty() { "-".into() } else { r.port.clone() };
         let mut cells: Vec<String> = Vec::new();
         cells.extend(several.then(|| r.cluster.clone()));
-        cells.extend(views.then(|| if r.kind == "nodePort" { "-".into() } else { r.view.to_string() }));
+        cells.extend(views.then(|| print::dash(r.view_name.as_ref())));
         cells.extend([
             r.service.clone(),
             port,

@@ -58,10 +58,7 @@ fn text(status: &Value) -> String {
         ));
     } else {
         lines.push(("agent", format!("beeline {}, process {}", s("/version"), s("/pid"))));
-        lines.push(("node", format!("{} at {}; zone {}", s("/node"), s("/nodeAddresses"), s("/zone"))));
-        if s("/stand") != "node" {
-            lines.push(("stand-point", s("/stand")));
-        }
+        lines.push(host_line(status));
         let clusters = status["clusters"].as_array().cloned().unwrap_or_default();
         let plain = s("/stand") == "node" && clusters.len() == 1 && clusters[0]["name"] == LOCAL_CLUSTER;
         if plain {
@@ -124,6 +121,16 @@ fn text(status: &Value) -> String {
     let mut text: String = lines.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect();
     text.push_str(&refusals(status));
     text
+}
+
+/// A host outside is no Node: it has no addresses as one, and a zone with each cluster.
+fn host_line(status: &Value) -> (&'static str, String) {
+    let s = |name: &str| word(&status[name]);
+    match s("stand").as_str() {
+        "outside" => ("host", format!("{}; stand-point: outside", s("node"))),
+        "node" => ("node", format!("{} at {}; zone {}", s("node"), s("nodeAddresses"), s("zone"))),
+        stand => ("node", format!("{}; stand-point: {stand}; zone {}", s("node"), s("zone"))),
+    }
 }
 
 /// Of a host that has joined: how long it is known, and what to do when it is not any more.

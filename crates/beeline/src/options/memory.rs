@@ -54,7 +54,7 @@ impl Options {
     /// `None`: where KubeEdge puts it.
     pub(super) fn edge(&self, url: Option<&str>, cluster: &str) -> anyhow::Result<Origin> {
         let url = url.unwrap_or(EDGE_CACHE);
-        let server = Edge::parse(url).ok_or_else(|| anyhow!("--edge-cache {url}: a URL such as {EDGE_CACHE}"))?;
+        let server = Edge::parse(url).ok_or_else(|| anyhow!("--edge-cache {url}: a URL on this host's loopback, such as {EDGE_CACHE}"))?;
         Ok(Origin::Edge(Box::new(Edge {
             server,
             cluster: cluster.into(),
@@ -109,7 +109,11 @@ mod tests {
         assert_eq!(title("stand: edge\nnode-name: e1"), "http://127.0.0.1:10550/");
         assert_eq!(title("stand: edge\nnode-name: e1\nedge-cache: http://127.0.0.1:9"), "http://127.0.0.1:9/");
         assert!(title("stand: edge\nnode-name: e1\nkubeconfig: /k").starts_with("Server"));
-        assert!(title("stand: edge\nnode-name: e1\nedge-cache: nonsense").contains("--edge-cache nonsense"));
+        for far in ["nonsense", "http://192.0.2.1:10550", "http://cache.example:10550", "http://[2001:db8::1]:1"] {
+            let said = title(&format!("stand: edge\nnode-name: e1\nedge-cache: \"{far}\""));
+            assert!(said.contains(&format!("--edge-cache {far}: a URL on this host's loopback")), "{said}");
+        }
+        assert_eq!(title("stand: edge\nnode-name: e1\nedge-cache: \"http://[::1]:9\""), "http://[::1]:9/");
         assert!(title("stand: outside\nkubeconfig: /k\nedge-cache: http://127.0.0.1:9").contains("--stand edge"));
         let listed = "stand: edge\nnode-name: e1\nclusters: [{ name: far, edgeCache: 'http://127.0.0.1:9' }]";
         assert_eq!(title(listed), "http://127.0.0.1:9/");

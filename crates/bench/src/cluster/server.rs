@@ -1,4 +1,5 @@
-//! All pods that are dialled: one listener, one thread, one answer to every request, which names the pod.
+//! Pods that are dialled: one answer to every request, which names the pod. All of them by one listener in a thread, or
+//! one in a process of its own.
 
 use std::{fs::File, net::Ipv4Addr, sync::mpsc, thread};
 
@@ -23,7 +24,7 @@ pub fn start(pods: &Netns) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("pods".into()).spawn(move || {
         runtime.block_on(async {
-            let listening = ground::enter(&namespace).and_then(|()| listen());
+            let listening = ground::enter(&namespace).and_then(|()| listen(Ipv4Addr::UNSPECIFIED));
             let (listener, said) = listening.map_or_else(|error| (None, Err(error)), |it| (Some(it), Ok(())));
             let _ = tell.send(said);
             if let Some(listener) = listener {
@@ -34,10 +35,19 @@ pub fn start(pods: &Netns) -> Result<()> {
     told.recv().context("the thread of the pods is gone")?
 }
 
-fn listen() -> Result<TcpListener> {
+/// One pod, as long as the process lives.
+pub fn serve(pod: Ipv4Addr) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        accept(listen(pod)?).await;
+        Ok(())
+    })
+}
+
+fn listen(address: Ipv4Addr) -> Result<TcpListener> {
     let socket = tokio::net::TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
-    socket.bind((Ipv4Addr::UNSPECIFIED, POD_PORT).into())?;
+    socket.bind((address, POD_PORT).into())?;
     socket.listen(BACKLOG).context("listen as the pods")
 }
 
@@ -45,12 +55,12 @@ async fn accept(listener: TcpListener) {
     loop {
         // A dialler that has gone again is none of our business.
         if let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(serve(stream));
+            tokio::spawn(answer_all(stream));
         }
     }
 }
 
-async fn serve(mut stream: TcpStream) -> std::io::Result<()> {
+async fn answer_all(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let answer = answer(&stream.local_addr()?.ip().to_string());
     let (mut text, mut filled) = ([0; 512], 0);

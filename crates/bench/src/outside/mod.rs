@@ -2,7 +2,8 @@
 //! Through Beeline to the pods themselves, through Beeline to the pods' nodes at the nodePort, and to nodePorts without
 //! Beeline, as kube-proxy answers them: with the source rewritten, and a second hop for every other connection.
 
-mod load;
+mod application;
+mod crew;
 mod show;
 mod site;
 mod way;
@@ -14,7 +15,8 @@ use beeline_datapath::program::quiet_libbpf;
 use kit::cache::Cache;
 
 use crate::{report::Report, stats::turns};
-use load::{Amount, Figures};
+pub use application::{Role, serve};
+use crew::{Amount, Figures};
 use site::Site;
 use way::Way;
 
@@ -50,7 +52,7 @@ pub fn run(directory: &Path, wish: &Wish) -> Result<()> {
     for program in [cache.program("kube-apiserver"), cache.program("kube-proxy"), cache.debian("usr/bin/etcd")] {
         ensure!(program.exists(), "{} is missing: run `kit build` first", program.display());
     }
-    load::allow_files(2 * wish.amount().held as u64 + 1_000)?;
+    crew::allow_files(wish.amount())?;
     let mut report = Report::new("outside", directory)?;
     show::preface(wish.rounds(), wish.amount());
     let figures = measure(directory, wish, &cache)?;
@@ -70,7 +72,8 @@ fn measure(directory: &Path, wish: &Wish, cache: &Cache) -> Result<BTreeMap<Way,
     for which in turns(Way::ALL.len(), wish.rounds(), 6) {
         let (way, start) = (Way::ALL[which], Instant::now());
         let figures = site.turn(way, wish.amount())?;
-        eprintln!("bench: {}: {} held, {:.1} s", way.name(), figures.held, start.elapsed().as_secs_f32());
+        let (held, of) = (figures.held, wish.amount().held);
+        eprintln!("bench: {}: {held} of {of} held, {:.1} s", way.name(), start.elapsed().as_secs_f32());
         all.entry(way).or_default().merge(figures);
     }
     Ok(all)

@@ -6,7 +6,7 @@ use anyhow::Result;
 use plotters::prelude::*;
 
 use super::{
-    load::{Amount, Figures},
+    crew::{Amount, CREW, Feat, Figures},
     way::Way,
 };
 use crate::{
@@ -21,7 +21,7 @@ pub fn preface(rounds: usize, amount: Amount) {
         kit::program::KUBERNETES.version()
     );
     println!(
-        "Linux {release}. Rounds: {rounds}. Held: {} connections at once, each asked once all are there.",
+        "Linux {release}. Rounds: {rounds}. Held: {} connections at once by {CREW} processes, each asked once all are there.",
         amount.held
     );
     println!(
@@ -40,7 +40,8 @@ pub fn table(report: &mut Report, amount: Amount, all: &BTreeMap<Way, Figures>) 
     let plain = all.get(&Way::Plain);
     for (way, own) in all {
         let over = |of: fn(&Figures) -> f64| plain.map_or_else(String::new, |plain| ratio(of(own), of(plain)));
-        let failures = ["held", "reset", "closed"].map(|what| own.failures(what).to_string());
+        let failures = [(Feat::Held, amount.held), (Feat::Reset, amount.reset), (Feat::Closed, amount.closed)];
+        let failures = failures.map(|(feat, tries)| format!("{} of {}", own.failures(feat), tries * own.filled.len()));
         let cells = [
             own.held.to_string(),
             own.alive.to_string(),
@@ -66,8 +67,9 @@ fn rows(report: &mut Report, amount: Amount, way: Way, own: &Figures) {
     report.row(row("until all are held", own.filled.p50() / 1e3, "s").samples(rounds));
     report.row(row("dials that are reset", own.reset.p50(), "1/s").samples(rounds));
     report.row(row("dials that are closed in order", own.closed.p50(), "1/s").samples(rounds));
-    for what in ["reset", "closed"] {
-        let failed = row(&format!("{what} dials that failed"), own.failures(what) as f64, "dials");
+    for (feat, tries) in [(Feat::Reset, amount.reset), (Feat::Closed, amount.closed)] {
+        let name = format!("{} dials that failed", feat.name());
+        let failed = row(&name, own.failures(feat) as f64, "of n").samples(tries * rounds);
         report.row(if way.pods().is_some() { failed.at_most(0.0) } else { failed });
     }
 }
@@ -77,14 +79,22 @@ fn reasons(all: &BTreeMap<Way, Figures>) {
     let mut table = Table::new("Failures, of all rounds", &["", "what", "number"]);
     let mut any = false;
     for (way, own) in all {
-        for ((what, reason), number) in &own.failed {
+        for (feat, reason, number) in summed(own) {
             any = true;
-            table.line(way.name(), [format!("{what}: {reason}"), number.to_string()]);
+            table.line(way.name(), [format!("{}: {reason}", feat.name()), number.to_string()]);
         }
     }
     if any {
         print!("{table}");
     }
+}
+
+fn summed(own: &Figures) -> impl Iterator<Item = (Feat, &str, usize)> {
+    let mut all: BTreeMap<(Feat, &str), usize> = BTreeMap::new();
+    for (feat, reasons) in &own.failed {
+        reasons.iter().for_each(|(reason, number)| *all.entry((*feat, reason)).or_default() += number);
+    }
+    all.into_iter().map(|((feat, reason), number)| (feat, reason, number))
 }
 
 type Panel = (&'static str, &'static str, fn(&Figures) -> f64);

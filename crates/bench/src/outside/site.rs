@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -16,14 +16,14 @@ use kit::cache::Cache;
 use serde_json::json;
 
 use super::{
-    load::{self, Amount, Figures},
+    application,
+    crew::{Amount, Crew, Figures},
     way::Way,
 };
 use crate::{
     cluster::{
         control::Control,
         process::Process,
-        server,
         site::API_ADDRESS,
         world::{CLUSTER, POD_PORT, SERVICE_PATH, SERVICE_PORT, SLICE_PATH},
     },
@@ -63,8 +63,10 @@ impl Node {
 /// A node and its pods, with kube-proxy. Fields go in this order.
 struct Member {
     proxy: Process,
+    /// A process each: together they hold more connections than one may have open files.
+    pods: Vec<Process>,
     node: Netns,
-    _pods: Netns,
+    _network: Netns,
 }
 
 /// Fields go in this order.
@@ -94,9 +96,10 @@ impl Site {
         let control = Control::start(&switch, &cgroup.path().join("control"), cache, files, logs)?;
         let kubeconfig = control.write_kubeconfig()?;
         write_objects(&control)?;
-        let start = |(node, (netns, pods)): (&Node, (Netns, Netns))| {
+        let start = |(node, (netns, network)): (&Node, (Netns, Netns))| {
             let proxy = start_proxy(node, &netns, &cgroup.path().join(node.name), cache, &kubeconfig, files, logs)?;
-            Ok(Member { proxy, node: netns, _pods: pods })
+            let pods = start_pods(node, &network, &cgroup.path().join("pods"), logs)?;
+            Ok(Member { proxy, pods, node: netns, _network: network })
         };
         let members = NODES.iter().zip(nodes).map(start).collect::<Result<Vec<_>>>()?;
         let pins = ground::pins("outside")?;
@@ -110,11 +113,13 @@ impl Site {
         self.control.require_running()?;
         for member in &mut self.members {
             member.proxy.require_running()?;
+            member.pods.iter_mut().try_for_each(Process::require_running)?;
             forget_connections(&member.node)?;
         }
         let mut agent = way.pods().map(|pods| self.start_agent(pods)).transpose()?;
         self.wait_until_served(way, agent.as_mut())?;
-        let figures = self.on_host(|| load::measure(way, amount))?;
+        let host = self.host.as_ref().context("there is no host yet")?;
+        let figures = Crew::start(host, way)?.measure(amount)?;
         drop(agent);
         cleanup(&self.pins)?;
         Ok(figures)
@@ -160,7 +165,7 @@ impl Site {
             if let Some(agent) = agent.as_deref_mut() {
                 agent.require_running()?;
             }
-            match self.on_host(|| load::try_all(way)) {
+            match self.on_host(|| application::try_all(way)) {
                 Ok(()) => return Ok(()),
                 Err(error) => ensure!(Instant::now() < end, "{} does not answer: {error:#}", way.name()),
             }
@@ -192,7 +197,7 @@ fn plug(switch: &Netns, other: &Netns, port: &str, address: Ipv4Addr) -> Result<
     other.ip(&format!("route add default via {SWITCH}"))
 }
 
-/// The node, and its pods behind it; all of them listen.
+/// The node, and behind it the network of its pods.
 fn lay_node(switch: &Netns, node: &Node) -> Result<(Netns, Netns)> {
     let (netns, pods) = (
         Netns::create(&format!("beeline-bench-{}", node.name))?,
@@ -212,8 +217,28 @@ fn lay_node(switch: &Netns, node: &Node) -> Result<(Netns, Netns)> {
     }
     switch.ip(&format!("route add {} via {}", node.range(), node.address))?;
     netns.run(|| Ok(fs::write("/proc/sys/net/ipv4/ip_forward", "1")?))?;
-    server::start(&pods)?;
     Ok((netns, pods))
+}
+
+/// All of them listen when it returns.
+fn start_pods(node: &Node, network: &Netns, cgroup: &Path, logs: &Path) -> Result<Vec<Process>> {
+    let bench = std::env::current_exe()?.display().to_string();
+    let start = |number| {
+        let pod = node.pod(number).to_string();
+        let words = [bench.clone(), "pod".into(), pod.clone()];
+        Process::start(&pod, &cgroup.join(&pod), network, &words, &[], &logs.join(format!("pod-{pod}.log")))
+    };
+    let mut pods = (0..PODS).map(start).collect::<Result<Vec<_>>>()?;
+    let end = Instant::now() + START;
+    for number in 0..PODS {
+        let at = SocketAddrV4::new(node.pod(number), POD_PORT);
+        while let Err(error) = network.run(|| Ok(TcpStream::connect(at)?)) {
+            pods.iter_mut().try_for_each(Process::require_running)?;
+            ensure!(Instant::now() < end, "pod {at} does not listen: {error:#}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    Ok(pods)
 }
 
 fn write_objects(control: &Control) -> Result<()> {

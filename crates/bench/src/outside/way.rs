@@ -4,7 +4,7 @@ use std::net::SocketAddrV4;
 
 use super::site::{NODE_PORT, NODES, SERVICE};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Way {
     /// Beeline, pods reached by routes.
     Direct,
@@ -28,6 +28,16 @@ impl Way {
         }
     }
 
+    /// As it is told to a process of the application.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Node => "node",
+            Self::Plain => "plain",
+            Self::Spread => "spread",
+        }
+    }
+
     /// The agent's `--pods`, where there is an agent.
     pub fn pods(self) -> Option<&'static str> {
         match self {
@@ -43,6 +53,20 @@ impl Way {
             Self::Direct | Self::Node => SERVICE,
             Self::Plain => SocketAddrV4::new(NODES[0].address, NODE_PORT),
             Self::Spread => SocketAddrV4::new(NODES[number % NODES.len()].address, NODE_PORT),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    #[test]
+    fn a_way_is_read_as_it_is_told() {
+        for way in Way::ALL {
+            assert_eq!(Way::from_str(way.word(), false), Ok(way));
         }
     }
 }

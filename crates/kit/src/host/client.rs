@@ -15,9 +15,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Outside, Resolver};
 use crate::{
-    dial::FAILED,
     part,
-    storm::{Protocol, Target},
+    storm::{FAILED, Protocol, Target},
 };
 
 /// Whose dials are seen how.
