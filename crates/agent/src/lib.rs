@@ -39,3 +39,4 @@ pub use run::run;
 pub use self_test::dial as self_test_dial;
 pub use settings::{Cluster, Controller, Dns, DnsView, Listing, Origin, Orphan, Reload, Settings};
 pub use socket::ask;
+pub use view::remove_rooms;

@@ -3,9 +3,9 @@
 use crate::health::{Health, Page};
 use crate::source::Source;
 use crate::state::State;
-use beeline_model::PortName;
 use beeline_model::policy::PolicyKind;
 use beeline_model::reach::Found;
+use beeline_model::{OwnerName, PortName};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -108,6 +108,26 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: i64) {
     registry.register(name, help, gauge);
 }
 
+/// How many there are of each cluster; those of which there are none say so.
+fn by_cluster<'a>(
+    registry: &mut Registry,
+    state: &State,
+    name: &str,
+    help: &str,
+    clusters: impl Iterator<Item = &'a str>,
+) {
+    let family: Family<ClusterLabel, Gauge> = Family::default();
+    for source in state.sources() {
+        family.get_or_create(&ClusterLabel { cluster: source.rules.name.to_string() }).set(0);
+    }
+    let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
+    clusters.for_each(|cluster| *counts.entry(cluster).or_default() += 1);
+    for (cluster, count) in counts {
+        family.get_or_create(&ClusterLabel { cluster: cluster.to_owned() }).set(count);
+    }
+    registry.register(name, help, family);
+}
+
 fn register_kube_proxy(registry: &mut Registry, state: &State) {
     state.changes.register(registry);
     let no_local: Family<TrafficPolicy, Gauge> = Family::default();
@@ -160,10 +180,11 @@ fn register_tables(registry: &mut Registry, state: &State) {
         gauge(registry, name, help, used as i64);
         gauge(registry, &format!("{name}_max"), &format!("{help}, at most"), i64::from(size));
     }
-    gauge(registry, "beeline_services", "Services known", state.planner.services().count() as i64);
-    gauge(registry, "beeline_policies", "Policies known", state.planner.policy_count() as i64);
+    let services = state.planner.services().map(|service| service.name.cluster());
+    by_cluster(registry, state, "beeline_services", "Services known", services);
+    by_cluster(registry, state, "beeline_policies", "Policies known", state.planner.policy_clusters());
     let pending = "Services and policies whose last write failed";
-    gauge(registry, "beeline_pending_services", pending, state.pending() as i64);
+    by_cluster(registry, state, "beeline_pending_services", pending, state.pending().map(OwnerName::cluster));
     register_sources(registry, state);
     let destroyed: Counter = Counter::default();
     destroyed.inc_by(state.destroyed);

@@ -344,9 +344,15 @@ impl State {
         (self.settings.listing, self.views) = (listing.clone(), listing.views);
         let names: Vec<&str> = self.sources.iter().map(|source| &*source.rules.name).collect();
         tracing::info!("the configuration has changed; clusters are {}", names.join(", "));
-        // With a cluster go its rows, whatever is known of the others.
-        let known = !self.waits(Instant::now())? && self.sources.is_synced();
-        if known || !lost.is_empty() { self.sync_all(Instant::now()) } else { Ok(()) }
+        let now = Instant::now();
+        if !self.waits(now)? && self.sources.is_synced() {
+            return self.sync_all(now);
+        }
+        // With a cluster go its rows, whatever is known of the others; of these nothing is written before its time.
+        match lost.is_empty() {
+            true => Ok(()),
+            false => self.program(Delta::default(), Whole::Clusters(lost.into_iter().collect()), now),
+        }
     }
 
     /// The listing cannot be used: the one before holds.
@@ -598,8 +604,7 @@ impl State {
                 known => anyhow::bail!("there is no view {view}: known are {}", known.join(", ")),
             }
         };
-        let path =
-            self.rooms.open(name).with_context(|| format!("no cgroup below {}", self.settings.cgroup.display()))?;
+        let path = self.rooms.open(name)?;
         if let Err(error) = self.tell_rules() {
             self.rooms.close(&path);
             return Err(error).context("the kernel does not take its rule");
@@ -731,6 +736,9 @@ impl State {
 
     /// After what was heard has been programmed: a name is answered when what it leads to can be dialled.
     pub fn tell_names(&mut self) {
+        if !self.hold.is_over() {
+            return;
+        }
         let Some(names) = &mut self.names else { return };
         let known = self.sources.iter().filter(|source| source.synced);
         names.tell(self.planner.order(), self.planner.reach(), known.map(|source| &source.rules.name));
@@ -827,11 +835,13 @@ impl State {
     /// Cgroups of the configuration that are not there, and views that nobody knows.
     fn view_refusals(&self) -> Vec<Refusal> {
         let names = views_of(&self.settings.listing);
-        let missing = self.views.iter().filter(|(path, _)| !path.exists());
-        let missing = missing.map(|(path, view)| Refusal {
-            subject: format!("cgroup {}", path.display()),
-            reason: "noCgroup",
-            message: format!("it is to see the view {view}, and is not there; it is looked for again and again"),
+        let missing = self.views.iter().filter_map(|(path, view)| {
+            let why = view::unfit(path)?;
+            Some(Refusal {
+                subject: format!("cgroup {}", path.display()),
+                reason: "noCgroup",
+                message: format!("it is to see the view {view}, and {why}; it is looked at again and again"),
+            })
         });
         let asked = self.pod_rules.iter().filter_map(|(path, asked)| Some((path, asked.view.as_ref()?)));
         let unknown = asked.filter(|(_, view)| !names.contains(*view)).map(|(path, view)| Refusal {
@@ -852,8 +862,8 @@ impl State {
     }
 
     /// Services and policies whose last write failed.
-    pub fn pending(&self) -> usize {
-        self.retries.len()
+    pub fn pending(&self) -> impl Iterator<Item = &OwnerName> {
+        self.retries.keys()
     }
 
     /// Every policy is planned for it, so no more than once a plan.
@@ -923,7 +933,7 @@ impl State {
                 frontends: rows.frontends.keys().filter(|k| k.protocol.is_some()).count(),
                 sets: rows.sets.len(),
                 backends: rows.backends.len(),
-                pending: self.pending(),
+                pending: self.pending().count(),
                 udp_sockets_destroyed: self.destroyed,
                 dials_no_port: self.count.stat("dials_no_port"),
             },

@@ -277,7 +277,7 @@ fn written_seldom_and_only_what_is_good() {
     memory.take(&batch(Vec::new()));
     let mut written = 0;
     for second in 0..300 {
-        if second % 10 == 0 {
+        if second % 2 == 0 {
             memory.take(&batch(vec![Fact::Node(Node::named("far", &format!("n{second}")))]));
         }
         if let Some(job) = memory.due(UID) {
@@ -287,10 +287,21 @@ fn written_seldom_and_only_what_is_good() {
         }
         desk.hand.pass(1);
     }
-    assert_eq!(written, 10, "every thirty seconds, whatever comes");
+    assert_eq!(written, 60, "every five seconds, whatever comes");
     let job = memory.due(UID).expect("two changes have come since");
     let result = job.run();
     memory.settle(&job, result);
+    // As if it were of a large cluster: a third of a mebibyte takes its ten seconds, a hundred of them ten minutes.
+    for (bytes, least) in [(10 * 32 * 1024, 10), (100 << 20, 600)] {
+        memory.settle(&job, Ok(bytes));
+        memory.take(&batch(vec![Fact::Node(Node::named("far", &format!("large-{bytes}")))]));
+        desk.hand.pass(least - 1);
+        assert!(memory.due(UID).is_none(), "{bytes} bytes are not written sooner");
+        desk.hand.pass(1);
+        let job = memory.due(UID).expect("now they are");
+        let result = job.run();
+        memory.settle(&job, result);
+    }
     desk.hand.pass(3_500);
     assert!(memory.due(UID).is_none(), "nothing has changed");
     desk.hand.pass(200);

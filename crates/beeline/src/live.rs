@@ -7,8 +7,8 @@ use beeline_datapath::kernel::Kernel;
 use beeline_datapath::object::{MapSet, RECORDS, TABLES};
 use beeline_datapath::pin::{Meta, PinDir};
 use beeline_datapath::wire;
-use beeline_model::{Address, PortName};
 use beeline_model::row::{NameKind, OwnerId, Rows};
+use beeline_model::{Address, PortName};
 use std::path::Path;
 
 pub struct Live {

@@ -7,8 +7,8 @@ use beeline_datapath::count::Count;
 use beeline_datapath::reap::Surveyor;
 use beeline_datapath::record::AffinityTable;
 use beeline_datapath::wire;
-use beeline_model::Protocol;
 use beeline_lab::{Client, Dial, Errno, Family, Kind, Socket, StormKind, Watch};
+use beeline_model::Protocol;
 use stage::{PORT, Stage, Storming, Target, Toll, wait_until};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -278,7 +278,8 @@ fn a_walk_over_the_sockets_passes_over_nobody() {
     let surveyor = Surveyor::new(&maps).unwrap();
     let seen = |_| {
         let all = surveyor.all().unwrap();
-        let ours = all.iter().filter(|s| s.protocol == Protocol::Udp && s.dialled_port == PORT && s.netns_inode == netns);
+        let ours =
+            all.iter().filter(|s| s.protocol == Protocol::Udp && s.dialled_port == PORT && s.netns_inode == netns);
         ours.map(|socket| socket.cookie).collect::<BTreeSet<_>>()
     };
     let walked: Vec<BTreeSet<u64>> = (0..walks).map(seen).collect();

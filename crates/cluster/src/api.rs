@@ -204,7 +204,7 @@ impl Server {
 
     fn follow(&self, door: &Arc<Door>, selector: Selector, news: &Sender<News>, found: &Arc<Notify>) -> Follow {
         let (door, news, found) = (door.clone(), news.clone(), found.clone());
-        Follow { door, selector, patience: self.patience, news, found }
+        Follow { door, selector, patience: self.patience, news, found, era: 0 }
     }
 
     /// Where everybody's pods are known, backends are worked out here and nobody's word for them is taken.

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// So many levels of cgroups above a process are looked at.
-const LEVELS: u32 = 24;
+pub const LEVELS: u32 = 24;
 
 const CGROUP_LEVELS: usize = offset_of!(abi::control, cgroup_levels);
 const MEMBER_LEVELS: usize = offset_of!(abi::control, member_levels);

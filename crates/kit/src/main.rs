@@ -10,8 +10,7 @@ use clap::Parser;
 
 use args::{Args, Command, Deed};
 use kit::{
-    Cluster, More, Place, Wish, addon, agent, cache::Cache, cluster, e2e::Run, first, node, progress::quick,
-    storm,
+    Cluster, More, Place, Wish, addon, agent, cache::Cache, cluster, e2e::Run, first, node, progress::quick, storm,
 };
 
 fn main() -> ExitCode {

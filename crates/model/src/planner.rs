@@ -87,6 +87,8 @@ pub struct Planner {
     claimed: HashMap<OwnerName, Box<[FrontendKey]>>,
     /// Whose rows the tables held before we knew anything.
     adopted: HashMap<FrontendKey, OwnerName>,
+    /// Who owns which range may have changed since rows were last looked at for it.
+    ranges_moved: bool,
     refusals: HashMap<OwnerName, Vec<Refusal>>,
     /// Whose addresses belong, or may belong, to a cluster that comes before theirs.
     withheld: HashMap<OwnerName, Bar>,
@@ -115,6 +117,7 @@ impl Planner {
             claims: Claims::default(),
             claimed: HashMap::default(),
             adopted: HashMap::default(),
+            ranges_moved: false,
             refusals: HashMap::default(),
             withheld: HashMap::default(),
             by_nodes: HashSet::default(),
@@ -349,8 +352,9 @@ impl Planner {
         self.slice_owner.len()
     }
 
-    pub fn policy_count(&self) -> usize {
-        self.register.len()
+    /// Of each policy, its cluster.
+    pub fn policy_clusters(&self) -> impl Iterator<Item = &str> {
+        self.register.owners().map(OwnerName::cluster)
     }
 
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {

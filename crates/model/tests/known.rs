@@ -66,3 +66,31 @@ fn a_known_row_that_stands_alone_goes_with_its_service() {
     assert!(!memory.rows.frontends.contains_key(&of_b), "nobody has it");
     assert!(memory.rows.frontends.contains_key(&of_a), "a was not heard of");
 }
+
+/// The order of the file was turned while nobody looked, and a is silent: inside b's range nothing of a's stays, or a
+/// stranger answers for b.
+#[test]
+fn who_comes_later_now_keeps_nothing_in_the_others_range() {
+    let range = || Some(vec!["10.43.0.0/16".parse().expect("a range")]);
+    let cluster = |name: &str| ClusterRules { service_ranges: range(), ..ClusterRules::named(name) };
+    let order = |names: [&str; 2]| Rules { clusters: names.map(cluster).into(), ..rules() };
+    let (mut tables, mut memory) = (Tables::new(sizes()), Memory::new(sizes()));
+    let mut planner = Planner::new(order(["a", "b"]));
+    planner.apply(service("a", "10.43.0.1", Protocol::Tcp));
+    assert!(reconcile(&mut tables, &mut memory, &planner.take_all(), true).is_clean());
+    let key = FrontendKey::new(address("10.43.0.1"), 80, Protocol::Tcp);
+    assert!(memory.rows.frontends.contains_key(&key));
+
+    let start = |memory: &mut Memory, names| {
+        let mut tables = Tables::restore(memory.dump().unwrap(), sizes());
+        let mut planner = Planner::new(order(names));
+        planner.adopt(tables.holders());
+        planner.note_synced(&"b".into());
+        let whole = Whole::Clusters(BTreeSet::from(["b".into()]));
+        assert!(reconcile(&mut tables, memory, &planner.take_all(), whole).is_clean());
+    };
+    start(&mut memory, ["a", "b"]);
+    assert!(memory.rows.frontends.contains_key(&key), "a's own range, and a has said nothing");
+    start(&mut memory, ["b", "a"]);
+    assert_eq!(memory.rows.frontends.keys().collect::<Vec<_>>(), Vec::<&FrontendKey>::new(), "it is b's");
+}

@@ -899,7 +899,7 @@ fn gone_is_gone() {
     scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")])));
     scene.apply(Fact::PolicyGone(host.name.clone()));
     scene.apply(Fact::PolicyGone(policy_name(PolicyKind::LocalRedirect, "cache")));
-    assert_eq!((scene.planner.policy_count(), scene.planner.policies()), (0, vec![]));
+    assert_eq!((scene.planner.policy_clusters().count(), scene.planner.policies()), (0, vec![]));
     assert_eq!((scene.dial(SERVICE), scene.dial(VIRTUAL)), ("10.244.2.5:53".into(), "untouched".into()));
     // The slice came before its policy, or outlives it: it counts as soon as there is one.
     scene.apply(Fact::Node(node("n2", "172.18.0.3")));

@@ -233,10 +233,21 @@ impl Cluster {
     fn put_node(&mut self, node: Node) {
         let addresses = |node: &Node| node.addresses.iter().map(|(_, address)| *address).collect::<Vec<_>>();
         let before = self.nodes.get(&node.name).map(addresses);
-        let moved = before.as_ref() != Some(&addresses(&node));
-        self.nodes.insert(node.name.clone(), node);
-        if moved {
-            self.settle_nodes();
+        let (name, now) = (node.name.clone(), addresses(&node));
+        self.nodes.insert(name.clone(), node);
+        match before {
+            // A list of many nodes is taken in one by one.
+            None => now.into_iter().for_each(|address| self.note_node(address, &name)),
+            Some(before) if before != now => self.settle_nodes(),
+            Some(_) => {}
+        }
+    }
+
+    /// Of several that show one address the last by name.
+    fn note_node(&mut self, address: Address, name: &Name) {
+        let known = self.node_addresses.entry(address).or_insert_with(|| name.clone());
+        if *known < *name {
+            known.clone_from(name);
         }
     }
 

@@ -9,8 +9,13 @@ use serde::Serialize;
 use std::io;
 use std::time::Duration;
 
-/// At most this often, and then only if something changed.
-const EVERY: Duration = Duration::from_secs(30);
+/// At most this often, and then only if something changed. What an agent that is killed did not write is lost to the next
+/// one, so a small one is written soon; a large one no faster than disks and flash cards like.
+const EVERY: Duration = Duration::from_secs(5);
+/// On average, in bytes a second.
+const PACE: u64 = 32 * 1024;
+/// However large it is.
+const SELDOM: Duration = Duration::from_secs(600);
 /// So often also if nothing did: how old the facts are counts from the last time.
 const UNCHANGED: Duration = Duration::from_secs(3600);
 
@@ -162,10 +167,17 @@ impl Memory {
     pub fn due(&mut self, uid: &str) -> Option<Job> {
         let now = self.clock.now();
         let waited = |since: &Option<Moment>, time| since.as_ref().is_none_or(|since| now.since(since) >= time);
-        let unchanged = self.max_age.map_or(UNCHANGED, |most| (most / 4).min(UNCHANGED)).max(EVERY);
+        let every = self.every();
+        let unchanged = self.max_age.map_or(UNCHANGED, |most| (most / 4).min(UNCHANGED)).max(every);
         let due =
-            waited(&self.tried, EVERY) && (self.dirty || !self.troubled && waited(&self.standing.written, unchanged));
+            waited(&self.tried, every) && (self.dirty || !self.troubled && waited(&self.standing.written, unchanged));
         (self.whole && due).then(|| self.job(uid, now))
+    }
+
+    fn every(&self) -> Duration {
+        let size = self.standing.report.bytes.unwrap_or(0);
+        let most = self.max_age.map_or(SELDOM, |most| (most / 4).min(SELDOM)).max(EVERY);
+        Duration::from_secs(size / PACE).clamp(EVERY, most)
     }
 
     /// At a clean stop: what is not on disk yet.

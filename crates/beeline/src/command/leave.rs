@@ -84,6 +84,7 @@ fn end(leave: &Leave, options: &Options) -> anyhow::Result<()> {
         return Ok(());
     }
     let removed = beeline_datapath::program::cleanup(&pin_dir(leave, options))?;
+    super::cleanup::remove_rooms(Some(options));
     println!("  detached {} hooks, removed {} maps", removed.links.len(), removed.maps);
     Ok(())
 }

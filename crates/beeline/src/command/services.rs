@@ -63,7 +63,9 @@ pub fn run(view: &View) -> anyhow::Result<ExitCode> {
     let mut rows = collect(&live)?;
     if rows.iter().any(Row::has_view) {
         let names = views::names(&view.place.socket).unwrap_or_default();
-        rows.iter_mut().filter(|row| row.has_view()).for_each(|row| row.view_name = Some(views::shown(&names, row.view)));
+        rows.iter_mut()
+            .filter(|row| row.has_view())
+            .for_each(|row| row.view_name = Some(views::shown(&names, row.view)));
     }
     print::show(view.output, &rows, || table(&rows))?;
     Ok(ExitCode::SUCCESS)

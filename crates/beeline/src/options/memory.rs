@@ -54,7 +54,8 @@ impl Options {
     /// `None`: where KubeEdge puts it.
     pub(super) fn edge(&self, url: Option<&str>, cluster: &str) -> anyhow::Result<Origin> {
         let url = url.unwrap_or(EDGE_CACHE);
-        let server = Edge::parse(url).ok_or_else(|| anyhow!("--edge-cache {url}: a URL on this host's loopback, such as {EDGE_CACHE}"))?;
+        let server = Edge::parse(url)
+            .ok_or_else(|| anyhow!("--edge-cache {url}: a URL on this host's loopback, such as {EDGE_CACHE}"))?;
         Ok(Origin::Edge(Box::new(Edge {
             server,
             cluster: cluster.into(),

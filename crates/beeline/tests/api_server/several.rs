@@ -107,6 +107,7 @@ fn two_clusters_with_the_same_ranges() {
         a_bad_edit_changes_nothing(blue, &host).await;
         a_cluster_goes_and_comes(blue, &host).await;
         another_cluster_under_an_old_name(blue, &host).await;
+        a_cluster_takes_the_place_of_another(blue, &mut host).await;
         a_cluster_that_is_dead_at_start(blue, green, &mut host).await;
     });
 }
@@ -136,8 +137,8 @@ async fn a_view_sees_the_other_first(host: &Host<'_>) {
     let output = host.run("red", &["true"]);
     assert!(!output.status.success() && output.stderr.contains("known are green"), "{output:?}");
     let rooms = || {
-        let entries = std::fs::read_dir(host.lab.cgroup().path()).unwrap().flatten();
-        entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("beeline-view-")).count()
+        let entries = std::fs::read_dir(host.lab.cgroup().path().join("beeline-views")).unwrap().flatten();
+        entries.filter(|entry| entry.path().is_dir()).count()
     };
     until("nobody's room is left", || rooms() == 0).await;
     let without = ["run", "--view", "green", "--socket", "/nonexistent", "--", "true"];
@@ -204,6 +205,32 @@ async fn another_cluster_under_an_old_name(cluster: &Cluster<'_>, host: &Host<'_
     until("blue is blue again", || host.refused("otherCluster").is_none() && host.said("blue")["error"].is_null())
         .await;
     until("green is back", || host.said("green")["synced"] == true).await;
+}
+
+/// As an administrator says by removing the file that the refusal names: nothing of the old one is left, though the agent
+/// and its source run on.
+async fn a_cluster_takes_the_place_of_another(blue: &mut Cluster<'_>, host: &mut Host<'_>) {
+    host.configure(&json!([host.blue()]));
+    until("green is gone", || host.said("green").is_null()).await;
+    until("blue is heard", || host.said("blue")["error"].is_null()).await;
+    blue.create_service("old", "10.96.1.3").await;
+    blue.create_slice("old", "old-1", &[&blue.lab.pod(0).v4.to_string()]).await;
+    until("blue's other one", || dial(blue, "10.96.1.3:80") == "pod-a").await;
+    let own = std::fs::read(&host.blue).unwrap();
+    std::fs::copy(&host.green, &host.blue).unwrap();
+    blue.stop_api();
+    until("green answers for blue", || host.refused("otherCluster").is_some()).await;
+    assert_eq!(dial(blue, WEB), "pod-a");
+    std::fs::remove_file(std::path::Path::new(&host.state).join("clusters/blue/uid")).unwrap();
+    until("green's is what is served", || dial(blue, WEB) == "pod-b").await;
+    until("and nothing of blue's", || dial(blue, "10.96.1.3:80") != "pod-a").await;
+    host.agent.running = None;
+    std::fs::remove_dir_all(&host.state).unwrap();
+    std::fs::write(&host.blue, own).unwrap();
+    blue.start_api().await;
+    host.configure(&json!([host.blue(), host.green()]));
+    host.start(blue);
+    until("all is as before", || dial(blue, WEB) == "pod-a" && host.said("green")["synced"] == true).await;
 }
 
 async fn a_cluster_that_is_dead_at_start(blue: &mut Cluster<'_>, green: &Cluster<'_>, host: &mut Host<'_>) {

@@ -86,7 +86,8 @@ pub fn allow_files(amount: Amount) -> Result<()> {
     if now.current.is_none_or(|limit| limit >= number) {
         return Ok(());
     }
-    let set = setrlimit(Resource::Nofile, Rlimit { current: Some(number), maximum: now.maximum.map(|m| m.max(number)) });
+    let set =
+        setrlimit(Resource::Nofile, Rlimit { current: Some(number), maximum: now.maximum.map(|m| m.max(number)) });
     ensure!(set.is_ok(), "{number} open files are needed, and {:?} allowed: ulimit -n {number}", now.maximum);
     Ok(())
 }

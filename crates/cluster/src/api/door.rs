@@ -7,7 +7,7 @@ use super::identity::Passport;
 use http::{Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -37,7 +37,10 @@ pub(crate) struct Door {
     turning: tokio::sync::Mutex<Option<Making>>,
     /// `None`: whoever answers is believed.
     passport: Option<Passport>,
-    proving: tokio::sync::Mutex<()>,
+    /// The cluster that was last accepted behind this door.
+    proving: tokio::sync::Mutex<Option<String>>,
+    /// How often another one was accepted than before.
+    era: AtomicUsize,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -85,9 +88,15 @@ impl Opening {
     /// An error that says so where it takes long: it goes on then.
     pub(crate) async fn wait(&mut self) -> Result<Arc<Door>, AccessError> {
         let made = self.making.wait().await.unwrap_or_else(|| Err(slow(&self.access)))?;
-        let (turning, proving) = (None.into(), ().into());
-        let (access, passport) = (self.access.clone(), self.passport.clone());
-        Ok(Arc::new(Door { access, patience: self.patience, behind: made.into(), turning, passport, proving }))
+        Ok(Arc::new(Door {
+            access: self.access.clone(),
+            patience: self.patience,
+            behind: made.into(),
+            turning: None.into(),
+            passport: self.passport.clone(),
+            proving: None.into(),
+            era: AtomicUsize::new(0),
+        }))
     }
 }
 
@@ -153,12 +162,21 @@ impl Door {
         let Some(passport) = self.passport.as_ref().filter(|_| !behind.proven.load(Ordering::Acquire)) else {
             return Ok(());
         };
-        let _one = self.proving.lock().await;
+        let mut accepted = self.proving.lock().await;
         if !behind.proven.load(Ordering::Acquire) {
-            passport.show(&behind.client).await?;
+            let (uid, _) = passport.show(&behind.client).await?;
+            if accepted.as_ref().is_some_and(|before| *before != uid) {
+                self.era.fetch_add(1, Ordering::AcqRel);
+            }
+            *accepted = Some(uid);
             behind.proven.store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// Another number: another cluster. What was listed of the one before says nothing of it.
+    pub(crate) fn era(&self) -> usize {
+        self.era.load(Ordering::Acquire)
     }
 
     /// Behind the same address there may be another cluster by now: it is asked again before the next answer is believed.

@@ -43,6 +43,8 @@ pub(crate) struct Follow {
     pub(crate) news: Sender<News>,
     /// Some kind has been listed: what failed or was missing may be there, too.
     pub(crate) found: Arc<Notify>,
+    /// Of the door, when it was last listed.
+    pub(crate) era: usize,
 }
 
 enum Ended {
@@ -110,6 +112,9 @@ impl Follow {
         let (mut pause, mut search, mut version, mut refused) = (Pause::default(), Pause::search(), None, 0);
         let mut absence = Absence::default();
         loop {
+            if version.is_none() {
+                self.era = self.door.era();
+            }
             let Err(ended) = self.round::<K>(&client, &mut version, &mut pause).await else { continue };
             // A server that once had it may have lost it for a moment only.
             if K::OPTIONAL && ended.is_absent() && version.is_none() {
@@ -258,6 +263,10 @@ impl Follow {
         self.door.doubt();
         let (start, behind) = (Instant::now(), self.door.now());
         let mut events = std::pin::pin!(client.request_events::<Lean<K>>(request).await?);
+        // Its versions are its own, and a watch from one that is yet to come would only be silent.
+        if self.door.era() != self.era {
+            return Err(Ended::Stale("another cluster has taken the place of the one that was listed".into()));
+        }
         self.news.send(News::Well(K::KIND)).await?;
         loop {
             let Ok(event) = tokio::time::timeout(self.patience, events.next()).await else {

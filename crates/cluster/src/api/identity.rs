@@ -47,11 +47,11 @@ fn advice(code: u16) -> &'static str {
 }
 
 impl Passport {
-    /// How many bytes it took.
-    pub(crate) async fn show(&self, client: &Client) -> Result<usize, IdentityError> {
+    /// The UID that was accepted, and how many bytes it took to hear it.
+    pub(crate) async fn show(&self, client: &Client) -> Result<(String, usize), IdentityError> {
         let (uid, bytes) = uid(client).await?;
         (self.0)(&uid).map_err(IdentityError::Stranger)?;
-        Ok(bytes)
+        Ok((uid, bytes))
     }
 }
 

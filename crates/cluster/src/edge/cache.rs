@@ -46,7 +46,7 @@ pub enum CacheError {
     CutOff,
     #[error(
         "the cloud is reached and gives nothing: cloudcore may not list this, or knows no such kind; \
-         kubectl apply -f deploy/edge/cloudcore.yaml"
+         in the cloud: kubectl apply -f deploy/edge/cloudcore.yaml (the package has it below /usr/share/doc/beeline)"
     )]
     Withheld,
     #[error("{0}")]
@@ -106,7 +106,7 @@ impl Cache {
         let Some(passport) = self.passport.as_ref().filter(|_| *trust != Trust::Now) else { return Ok(None) };
         let asked = tokio::time::timeout(ANSWER, passport.show(&self.client)).await;
         match asked.map_err(|_| CacheError::Silent)? {
-            Ok(bytes) => {
+            Ok((_, bytes)) => {
                 self.traffic.add(bytes);
                 *trust = Trust::Now;
                 Ok(None)

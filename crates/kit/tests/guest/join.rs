@@ -34,6 +34,17 @@ impl Host {
         assert!(status.contains("serves what was remembered at"), "{when}: {status}");
     }
 
+    /// With the rights that the unit gives the agent, at the root of the guest's cgroups.
+    fn runs_in_a_view(&self) {
+        let view = "sed -i 's/^\\( *\\)- name: .*/&\\n\\1  view: first/' /etc/beeline/config.yaml";
+        self.guest.run(view).unwrap();
+        let command =
+            format!("beeline run --view first -- curl -s --max-time 5 http://{}/hostname", at(&self.ips[0], 80));
+        eventually("a command in a view", || self.guest.outcome(&command).unwrap().out == "web-1");
+        let rooms = "find /sys/fs/cgroup/beeline-views -mindepth 1 -type d | wc -l";
+        eventually("its cgroup goes with it", || self.guest.run(rooms).unwrap() == "0\n");
+    }
+
     fn leave(&self) {
         println!("{}", self.guest.run("beeline leave").unwrap());
         self.is_not_served("left");
@@ -42,6 +53,7 @@ impl Host {
             .guest
             .run("find /sys/fs/bpf /var/lib/beeline /etc/systemd/resolved.conf.d -name '*beeline*' -o -type f");
         assert_eq!(kept.unwrap(), "/var/lib/beeline\n", "an empty folder");
+        self.guest.run("test ! -e /sys/fs/cgroup/beeline-views").unwrap();
         // The line that was added by hand is not ours to remove.
         let file = self.guest.run("cat /etc/beeline/config.yaml").unwrap();
         assert!(file.contains("dns-address:") && !file.contains("clusters:"), "{file}");
@@ -57,6 +69,8 @@ fn a_guest_joins_serves_itself_and_comes_back_without_the_api_server() {
     let status = host.guest.run("beeline status").unwrap();
     println!("{status}");
     assert!(status.contains("self-test: passed") && status.contains("(ServiceCIDR)"), "{status}");
+
+    host.runs_in_a_view();
 
     // A reboot: the pins are gone, and so is the API server.
     host.field.cluster.part("kube-apiserver").unwrap().stop().unwrap();

@@ -247,10 +247,6 @@ impl Register {
         self.policies.keys()
     }
 
-    pub fn len(&self) -> usize {
-        self.policies.len()
-    }
-
     pub fn slices_of(&self, owner: &OwnerName) -> &[PolicySlice] {
         self.slices.get(owner).map_or(&[], Vec::as_slice)
     }

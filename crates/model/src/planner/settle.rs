@@ -40,7 +40,8 @@ impl Planner {
         if self.claims.is_contested() {
             delta.below = keys.iter().filter_map(|key| Some((*key, self.below(key)?))).collect();
         }
-        delta.frontends = keys.into_iter().map(winner).collect();
+        delta.frontends = keys.iter().copied().map(winner).collect();
+        delta.frontends.extend(self.evicted(&keys).into_iter().map(|key| (key, None)));
         if std::mem::take(&mut self.nodes_dirty) {
             delta.nodes = Some(self.node_rows());
         }

@@ -23,6 +23,7 @@ impl Planner {
         }
         self.rules.clusters = clusters;
         self.order = self.new_order();
+        self.ranges_moved = true;
         self.make_sites();
         self.collect_prefixes();
         self.collect_questions();
@@ -39,6 +40,22 @@ impl Planner {
             self.adopted.entry(known).or_insert_with(|| owner.clone());
             self.adopted.insert(key, owner);
         }
+        self.ranges_moved = true;
+    }
+
+    /// Rows of an earlier plan inside a range that somebody before owns now: whoever they are of need not be heard for them
+    /// to go.
+    pub(super) fn evicted(&mut self, claimed: &HashSet<FrontendKey>) -> Vec<FrontendKey> {
+        if !std::mem::take(&mut self.ranges_moved) {
+            return Vec::new();
+        }
+        let is_owned = |key: &FrontendKey, owner: &OwnerName| {
+            let seats = self.order.of(owner.cluster()).into_iter().flat_map(|outlook| &outlook.seats);
+            let mut seats = seats.filter(|seat| seat.view == key.view);
+            seats.any(|seat| matches!(seat.bar(key.address), Some(Bar::Owned { .. })))
+        };
+        let left = self.adopted.iter().filter(|(key, owner)| !claimed.contains(*key) && is_owned(key, owner));
+        left.map(|(key, _)| *key).collect()
     }
 
     /// Its source has told everything, be it nothing.
@@ -105,6 +122,7 @@ impl Planner {
             return false;
         }
         self.order = order;
+        self.ranges_moved = true;
         if !self.order.outlooks().iter().any(Outlook::waits) && self.unheard().is_empty() {
             self.adopted.clear();
         }
