@@ -114,6 +114,8 @@ pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
     STOPPING.store(true, std::sync::atomic::Ordering::Relaxed);
     tasks.shutdown().await;
     archive.iter().for_each(|archive| archive.flush());
+    // Those that nobody is in.
+    crate::view::remove_rooms(&settings.cgroup);
     first.map_or(Ok(()), |joined| joined.context("a task of the agent panicked")?)
 }
 

@@ -34,7 +34,7 @@ use beeline_model::planner::{Delta, Planner};
 use beeline_model::policy::PolicyName;
 use beeline_model::publish::{Publisher, Unknown};
 use beeline_model::report::{Failing, Report, Tally};
-use beeline_model::rules::StandPoint;
+use beeline_model::rules::{EmptyLocal, StandPoint};
 use beeline_model::stand::ClusterRules;
 use beeline_model::table::Tables;
 use beeline_model::{Family, Name, OwnerName, Protocol};
@@ -923,6 +923,10 @@ impl State {
                 live: self.program.is_live(),
                 self_test: self.self_test.clone(),
                 exact_udp_reaping: self.reaper.as_ref().is_some_and(Reaper::is_exact),
+                empty_local: match self.settings.rules.empty_local {
+                    EmptyLocal::Refuse => "refuse",
+                    EmptyLocal::Drop => "drop",
+                },
                 sizes: self.settings.sizes,
             },
             counts: Counts {

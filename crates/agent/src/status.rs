@@ -224,6 +224,8 @@ pub struct KernelStatus {
     pub live: bool,
     pub self_test: String,
     pub exact_udp_reaping: bool,
+    /// What an empty Local set does: `refuse` or `drop`.
+    pub empty_local: &'static str,
     pub sizes: Sizes,
 }
 

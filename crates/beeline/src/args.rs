@@ -89,7 +89,7 @@ pub enum Command {
                       token; nothing else. May be repeated: each time there is a new code, and the earlier one holds until it expires.\n\
                       Until then whoever has the code can become that host. If it got into other hands: beeline revoke HOST.\n\n\
                       Examples:\n  beeline grant vm-1\n  beeline grant vm-1 --context production --api-server https://192.0.2.1:6443 --lifetime 72h\n  \
-                      beeline grant vm-1 2>/dev/null | ssh root@vm-1 beeline join -"
+                      beeline grant vm-1 | ssh root@vm-1 beeline join -"
     )]
     Grant(Grant),
     /// Forget a host: its account goes, and its tokens are worth nothing from then on (for administrators)

@@ -82,7 +82,7 @@ impl Edge {
         let uri: Uri = url.parse().ok()?;
         let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
         let here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-        (here && matches!(uri.scheme_str(), Some("http" | "https"))).then_some(uri)
+        (here && uri.scheme_str() == Some("http")).then_some(uri)
     }
 
     /// All that the cache says now, listed once and not followed.

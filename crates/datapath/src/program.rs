@@ -72,7 +72,7 @@ impl Program {
         if !cgroup::is_cgroup2(&config.cgroup) {
             let path = config.cgroup.display();
             return Err(Error::Said(format!(
-                "--cgroup {path} is not a cgroup2 directory: `beeline doctor` shows where one is"
+                "--cgroup {path} is not a cgroup2 directory: `beeline doctor` shows where cgroup2 is, and mkdir below that makes one"
             )));
         }
         let pins = PinDir::lock(&config.pin_dir)?;

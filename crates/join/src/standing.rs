@@ -64,8 +64,9 @@ impl Standing {
 }
 
 fn unreadable(why: &str) -> Report {
-    let rejoin = "the credentials of this host cannot be read; what was known before is served on. Run `beeline grant` \
-                  with this host's name where the cluster is administered, then here the line that it prints";
+    let rejoin = "the credentials of this host cannot be read; what was known before, if anything, is served on. Mend the \
+                  kubeconfig; or, if `beeline join` wrote it, run `beeline grant` with this host's name where the cluster is \
+                  administered, then here the line that it prints";
     let (account, expires, renews) = Default::default();
     Report { account, expires, renews, error: Some(why.to_owned()), rejoin: Some(rejoin.into()) }
 }

@@ -18,7 +18,7 @@ use beeline_model::event::{Action, Reason};
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::policy::Limit;
 use beeline_model::resolve::{Dial, LINKS, Verdict, resolve, resolve_with};
-use beeline_model::row::{Kind, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
+use beeline_model::row::{FrontendKey, Kind, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
 use beeline_model::rules::EmptyLocal;
 use beeline_model::{Address, PortName, Protocol};
 use serde::Serialize;
@@ -76,7 +76,8 @@ struct PassedOver {
 pub fn run(explain: &Explain) -> anyhow::Result<ExitCode> {
     let mut dial = parse(&explain.dial)?;
     let live = Live::open(&explain.view.place.pin_dir)?;
-    let from = explain.from.as_deref().map(|from| place(from, &live, &mut dial)).transpose()?;
+    let agent = Agent::ask(&explain.view);
+    let from = explain.from.as_deref().map(|from| place(from, &live, &agent, &mut dial)).transpose()?;
     if from.is_none() {
         dial.host = true;
     }
@@ -84,8 +85,8 @@ pub fn run(explain: &Explain) -> anyhow::Result<ExitCode> {
         dial.view = view_number(&explain.view, name)?;
     }
     let answer = match from {
-        Some(Place { untouched: true, text }) => opted_out(explain, text),
-        other => judge(explain, &live, &dial, other.map(|p| p.text))?,
+        Some(Place { untouched: Some(why), text }) => opted_out(explain, text, why),
+        other => judge(explain, &live, &agent, &dial, other.map(|p| p.text))?,
     };
     print::show(explain.view.output, &answer, || text(&answer))?;
     Ok(ExitCode::SUCCESS)
@@ -101,13 +102,32 @@ fn parse(text: &str) -> anyhow::Result<Dial> {
     Ok(Dial::to(Address::from(parse_ip(address).map_err(|_| wrong())?), port, protocol))
 }
 
+/// What only a running agent knows.
+struct Agent {
+    /// The cgroup that it serves.
+    cgroup: Option<PathBuf>,
+    empty_local: EmptyLocal,
+}
+
+impl Agent {
+    fn ask(view: &View) -> Agent {
+        let status = beeline_agent::ask(&view.place.socket, &Request::Status).and_then(Result::ok).unwrap_or_default();
+        let drops = status["kernel"]["emptyLocal"] == "drop";
+        Agent {
+            cgroup: status["kernel"]["cgroup"].as_str().map(PathBuf::from),
+            empty_local: if drops { EmptyLocal::Drop } else { EmptyLocal::Refuse },
+        }
+    }
+}
+
 struct Place {
-    untouched: bool,
+    /// Why nothing is done for it, where that is so.
+    untouched: Option<String>,
     text: String,
 }
 
 /// Where the dialler stands: its network namespace and its cgroup.
-fn place(from: &str, live: &Live, dial: &mut Dial) -> anyhow::Result<Place> {
+fn place(from: &str, live: &Live, agent: &Agent, dial: &mut Dial) -> anyhow::Result<Place> {
     let (path, text) = match from.parse::<u32>() {
         Ok(pid) => {
             let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
@@ -126,10 +146,14 @@ fn place(from: &str, live: &Live, dial: &mut Dial) -> anyhow::Result<Place> {
     dial.cgroups = above.collect();
     // From the dialler upwards: the first view is the one that holds.
     let found: Vec<CgroupRule> = dial.cgroups.iter().filter_map(|id| rules.get(id)).copied().collect();
-    let untouched = found.iter().any(|rule| rule.untouched);
+    let opted_out = "this process is below a cgroup that is left alone (--untouched-cgroup, or its pod asks for that, or for a \
+                     view that there is not: `beeline status`)";
+    let opted_out = found.iter().any(|rule| rule.untouched).then(|| opted_out.to_owned());
     dial.view = found.first().map_or(0, |rule| rule.view);
     cgroup::id(&path).with_context(|| format!("--from {from}"))?;
-    Ok(Place { untouched, text })
+    let beside = agent.cgroup.as_ref().filter(|served| !path.starts_with(served));
+    let beside = beside.map(|served| format!("this process is not below {}, which the agent serves", served.display()));
+    Ok(Place { untouched: beside.or(opted_out), text })
 }
 
 /// Which number a view has is the agent's to know.
@@ -153,16 +177,14 @@ fn holder(live: &Live, at: (Address, u32)) -> Option<String> {
     live.holders().find(|(held, _)| *held == at).map(|(_, cluster)| cluster)
 }
 
-fn opted_out(explain: &Explain, from: String) -> Answer {
+fn opted_out(explain: &Explain, from: String, because: String) -> Answer {
     Answer {
         dialled: explain.dial.clone(),
         from: Some(from),
         view: None,
         cluster: None,
         verdict: Action::Untouched,
-        because: "this process is below a cgroup that is left alone (--untouched-cgroup, or its pod asks for that, or for a view that \
-                  there is not: `beeline status`)"
-            .into(),
+        because,
         frontend: None,
         kind: None,
         service: None,
@@ -176,11 +198,17 @@ fn opted_out(explain: &Explain, from: String) -> Answer {
     }
 }
 
-fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> anyhow::Result<Answer> {
+fn judge(
+    explain: &Explain,
+    live: &Live,
+    agent: &Agent,
+    dial: &Dial,
+    from: Option<String>,
+) -> anyhow::Result<Answer> {
     let dial = &Dial { now: monotonic(), ..dial.clone() };
-    let levels = levels(live, &resolve(&live.rows, dial, EmptyLocal::Refuse))?;
+    let levels = levels(live, &resolve(&live.rows, dial, agent.empty_local))?;
     let mut buckets = levels.iter().map(|(policy, level)| (*policy, *level)).collect();
-    let verdict = resolve_with(&live.rows, dial, EmptyLocal::Refuse, &mut buckets);
+    let verdict = resolve_with(&live.rows, dial, agent.empty_local, &mut buckets);
     let set = verdict.path.last().and_then(|id| live.rows.sets.get(*id));
     let owner = set.and_then(|s| live.port_name(s.owner));
     let endpoints = owner.as_ref().and_then(|owner| reasons(&explain.view, owner.to_text()));
@@ -199,7 +227,7 @@ fn judge(explain: &Explain, live: &Live, dial: &Dial, from: Option<String>) -> a
         },
         verdict: verdict.action,
         because: astray.unwrap_or_else(|| because(&verdict, dial)),
-        frontend: verdict.found.as_ref().map(|f| format!("{:?}", f.key)),
+        frontend: verdict.found.as_ref().map(|f| format!("{:?}", FrontendKey { view: 0, ..f.key })),
         kind: verdict.found.as_ref().map(|f| kind_name(f.kind)),
         order: order(live, &verdict, dial, &levels),
         passed_over: passed_over(&explain.view, live, &verdict, dial),

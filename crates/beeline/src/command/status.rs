@@ -137,8 +137,11 @@ fn host_line(status: &Value) -> (&'static str, String) {
 fn token(token: &Value) -> Vec<(&'static str, String)> {
     let s = |name: &str| word(&token[name]);
     let (account, cluster) = (s("account"), s("cluster"));
-    let mut lines =
-        vec![("token", format!("{account} at {cluster}; valid until {}, renewed at {}", s("expires"), s("renews")))];
+    let mut lines = Vec::new();
+    if !account.is_empty() {
+        let text = format!("{account} at {cluster}; valid until {}, renewed at {}", s("expires"), s("renews"));
+        lines.push(("token", text));
+    }
     if !token["error"].is_null() {
         lines.push(("token error", s("error")));
     }

@@ -55,7 +55,7 @@ impl Options {
     pub(super) fn edge(&self, url: Option<&str>, cluster: &str) -> anyhow::Result<Origin> {
         let url = url.unwrap_or(EDGE_CACHE);
         let server = Edge::parse(url)
-            .ok_or_else(|| anyhow!("--edge-cache {url}: a URL on this host's loopback, such as {EDGE_CACHE}"))?;
+            .ok_or_else(|| anyhow!("--edge-cache {url}: plain HTTP on this host's loopback, such as {EDGE_CACHE}"))?;
         Ok(Origin::Edge(Box::new(Edge {
             server,
             cluster: cluster.into(),
@@ -110,9 +110,9 @@ mod tests {
         assert_eq!(title("stand: edge\nnode-name: e1"), "http://127.0.0.1:10550/");
         assert_eq!(title("stand: edge\nnode-name: e1\nedge-cache: http://127.0.0.1:9"), "http://127.0.0.1:9/");
         assert!(title("stand: edge\nnode-name: e1\nkubeconfig: /k").starts_with("Server"));
-        for far in ["nonsense", "http://192.0.2.1:10550", "http://cache.example:10550", "http://[2001:db8::1]:1"] {
+        for far in ["nonsense", "https://127.0.0.1:10550", "http://192.0.2.1:10550", "http://cache.example:10550", "http://[2001:db8::1]:1"] {
             let said = title(&format!("stand: edge\nnode-name: e1\nedge-cache: \"{far}\""));
-            assert!(said.contains(&format!("--edge-cache {far}: a URL on this host's loopback")), "{said}");
+            assert!(said.contains(&format!("--edge-cache {far}: plain HTTP on this host's loopback")), "{said}");
         }
         assert_eq!(title("stand: edge\nnode-name: e1\nedge-cache: \"http://[::1]:9\""), "http://[::1]:9/");
         assert!(title("stand: outside\nkubeconfig: /k\nedge-cache: http://127.0.0.1:9").contains("--stand edge"));

@@ -75,6 +75,9 @@ fn an_empty_local_set_may_be_dropped_instead() {
     let _node = Service::new("node-2", node[..2].to_vec()).start(&ground.lab.nodes[1].host.namespace).unwrap();
     at.iter().for_each(|to| untouched(&client, *to, "outside"));
     node.iter().for_each(|to| untouched(&client, *to, "node-2"));
+    assert_eq!(ground.json(&["explain", "10.96.0.13:80"])["verdict"], "untouched", "as the kernel does");
+    let beside = ground.json(&["explain", "10.96.0.13:80", "--from", &std::process::id().to_string()]);
+    assert!(beside["because"].as_str().is_some_and(|why| why.contains("is not below")), "{beside}");
     // No endpoint anywhere is refused all the same.
     ground.apply(&Object::service("internal", 13).spec(json!({ "internalTrafficPolicy": "Local" })));
     at.iter().for_each(|to| refused(&client, *to, "none at all"));

@@ -40,16 +40,6 @@ fn dials_pods(field: &Field, stand: &Stand) {
     }
 }
 
-fn keeps_its_pod(field: &Field, stand: &Stand) {
-    let targets = targets(field, "sticky");
-    let [first, second] = [0, 1].map(|_| stand.dial(&targets, 12));
-    for target in &targets {
-        let who = first.who(target);
-        assert!(who.len() == 1 && who == second.who(target), "{target}: {first:?} {second:?}");
-    }
-    assert!(first.failures.is_empty() && second.failures.is_empty());
-}
-
 /// Nobody's pod is on this host.
 fn refuses_internal_local(field: &Field, stand: &Stand) {
     let targets = targets(field, "own");
@@ -98,7 +88,7 @@ fn pods_that_are_routed_are_dialled_themselves() {
     }
     for stand in [&routed, &by_default] {
         dials_pods(&field, stand);
-        keeps_its_pod(&field, stand);
+        stand.keeps_its_pod(&targets(&field, "sticky"));
         refuses_internal_local(&field, stand);
     }
     leaves_node_ports_of_local(&field, &routed);

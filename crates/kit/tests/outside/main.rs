@@ -6,6 +6,7 @@ mod direct;
 mod edge;
 mod flap;
 mod node;
+mod policy;
 mod stand;
 
 #[path = "../cluster/field.rs"]

@@ -15,6 +15,7 @@ fn services() -> Vec<(&'static str, Value)> {
     vec![
         ("web", json!({"type": "NodePort"})),
         ("near", json!({"type": "NodePort", "externalTrafficPolicy": "Local"})),
+        ("sticky", json!({"type": "NodePort", "externalTrafficPolicy": "Local", "sessionAffinity": "ClientIP"})),
         ("plain", json!({})),
         ("bare", bare),
         // Its pods stay in the set whatever their node says.
@@ -119,12 +120,33 @@ fn pods_that_are_not_routed_are_dialled_by_their_nodes() {
     for stand in [&blind, &lone] {
         dials_nodes(&field, stand);
         dials_the_pods_own_node(&field, stand);
+        stand.keeps_its_pod(&targets(&field, "sticky"));
         refuses_without_a_node_port(&field, stand);
         leaves_node_ports(&field, stand);
     }
+    dials_the_address_that_a_node_is_given(&field, &lone);
     leaves_a_balancer_to_the_network(&field, &blind);
     leaves_a_routed_service_to_the_network(&field, &lone);
     nodes_that_are_not_ready_leave(&field, &lone);
+}
+
+/// As where its own address is not reached from outside: here the third node answers for the first.
+fn dials_the_address_that_a_node_is_given(field: &Field, stand: &Stand) {
+    let targets = targets(field, "web");
+    let leads_to = |numbers: &[u8]| {
+        for target in corners(&targets) {
+            let wanted = nodes(field, "web", &target, numbers);
+            eventually(&format!("{target} by {wanted:?}"), || stand.explain(&target).backends() == wanted);
+        }
+        let tally = stand.dial(&targets, 10);
+        assert!(tally.failures.is_empty(), "{:?}", tally.failures);
+    };
+    let [v4, v6] = Node::new(3).unwrap().addresses();
+    let annotate = |what: &str| drop(field.cluster.kubectl(&["annotate", "node", "n1", what]).unwrap());
+    annotate(&format!("beeline.dev/outside-address={v4},{v6}"));
+    leads_to(&[2, 3, 3]);
+    annotate("beeline.dev/outside-address-");
+    leads_to(&[1, 1, 2]);
 }
 
 /// Nothing behind this address can be reached from here, but the network knows it.

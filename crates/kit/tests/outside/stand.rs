@@ -112,6 +112,16 @@ impl Stand {
         }
     }
 
+    /// With affinity: whoever answers first answers always.
+    pub fn keeps_its_pod(&self, targets: &[Target]) {
+        let [first, second] = [0, 1].map(|_| self.dial(targets, 12));
+        for target in targets {
+            let who = first.who(target);
+            assert!(who.len() == 1 && who == second.who(target), "{target}: {first:?} {second:?}");
+        }
+        assert!(first.failures.is_empty() && second.failures.is_empty());
+    }
+
     /// Every dial was refused.
     pub fn is_refused(&self, targets: &[Target]) {
         let tally = self.dial(targets, 3);
