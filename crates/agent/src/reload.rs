@@ -3,9 +3,12 @@
 //! files say must not be believed anyway: one counts once it has stayed as it is for a moment.
 
 use crate::settings::{Listing, Reload};
+use anyhow::bail;
 use std::time::Duration;
 
 const LOOK: Duration = Duration::from_millis(400);
+/// A file that is replaced is away for a moment; one that cannot be read so often after another has gone.
+const AWAY: u32 = 10;
 
 pub struct Watched {
     reload: Reload,
@@ -13,12 +16,14 @@ pub struct Watched {
     read: Option<Vec<u8>>,
     /// As it was at the last look.
     seen: Option<Vec<u8>>,
+    /// Looks since it could last be read.
+    away: u32,
 }
 
 impl Watched {
     pub fn new(reload: Reload) -> Watched {
         let read = Some(reload.text.as_bytes().to_owned());
-        Watched { reload, seen: read.clone(), read }
+        Watched { reload, seen: read.clone(), read, away: 0 }
     }
 
     /// Waits for the next change.
@@ -30,12 +35,21 @@ impl Watched {
                 // Options are read from disk, and so are the files that they name.
                 return tokio::task::spawn_blocking(move || read()).await?;
             }
+            if self.away == AWAY {
+                // Whatever it says when it is back, it is read.
+                self.read = None;
+                bail!("{} cannot be read any more: what it said before holds", self.reload.path.display());
+            }
         }
     }
 
     /// A file that is gone is being replaced, or was removed by mistake: what it said holds.
     fn look(&mut self) -> bool {
-        let Ok(now) = std::fs::read(&self.reload.path) else { return false };
+        let Ok(now) = std::fs::read(&self.reload.path) else {
+            self.away = self.away.saturating_add(1);
+            return false;
+        };
+        self.away = 0;
         let stable = self.seen.as_ref() == Some(&now);
         let new = self.read.as_ref() != Some(&now);
         self.seen = Some(now);
@@ -78,5 +92,18 @@ mod tests {
         let read = Arc::new(|| Ok(Listing::default()));
         let mut watched = Watched::new(Reload { path, text: "as the agent began".into(), read });
         assert!(!watched.look() && watched.look());
+    }
+
+    #[test]
+    fn a_file_that_has_gone_is_told_and_read_when_it_is_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("beeline.yaml");
+        let read = Arc::new(|| Ok(Listing::default()));
+        let mut watched = Watched::new(Reload { path: path.clone(), text: "a".into(), read });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let why = runtime.block_on(watched.next()).unwrap_err().to_string();
+        assert!(why.contains("beeline.yaml cannot be read any more"), "{why}");
+        std::fs::write(&path, "a").unwrap();
+        runtime.block_on(watched.next()).unwrap();
     }
 }

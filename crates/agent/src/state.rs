@@ -879,10 +879,11 @@ impl State {
         Some(self.settings.rules.node_name.to_string()).filter(|name| !name.is_empty()).unwrap_or_else(host)
     }
 
-    fn cluster_status(&self, source: &Source) -> ClusterStatus {
+    fn cluster_status(&self, source: &Source, refusals: &[Told]) -> ClusterStatus {
         let name = &source.rules.name;
+        let refused = refusals.iter().filter(|told| told.cluster.as_deref().unwrap_or(LOCAL_CLUSTER) == &**name);
         let services = self.planner.services().filter(|service| service.name.cluster() == &**name).count();
-        let mut status = ClusterStatus::of(source, services, self.refusals_of(source).len());
+        let mut status = ClusterStatus::of(source, services, refused.count());
         status.snapshot = self.archive.as_ref().and_then(|archive| archive.report(name));
         status.bytes = self.meters.bytes(name);
         status.reach = reach_of(&self.findings, name);
@@ -904,14 +905,14 @@ impl State {
 
     pub fn status(&self) -> Status {
         let meta = self.program.meta();
-        let rows = self.tables.rows();
+        let (rows, refusals) = (self.tables.rows(), self.refusals());
         Status {
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             node: self.node_name(),
             stand: self.settings.rules.stand_point,
             source: SourceStatus::of_one(&self.sources),
-            clusters: self.sources.iter().map(|source| self.cluster_status(source)).collect(),
+            clusters: self.sources.iter().map(|source| self.cluster_status(source, &refusals)).collect(),
             views: self.view_status(),
             tokens: self.token_status(),
             kernel: KernelStatus {
@@ -942,7 +943,7 @@ impl State {
                 dials_no_port: self.count.stat("dials_no_port"),
             },
             last_change: self.last_change.clone(),
-            refusals: self.refusals(),
+            refusals,
             events: self.control.event_level().to_string(),
             node_addresses: rows.nodes.iter().filter(|(_, n)| n.own).map(|(a, _)| a.to_string()).collect(),
             nodes: self

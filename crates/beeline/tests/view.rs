@@ -108,6 +108,8 @@ fn a_pod_asks_for_a_view_and_everything_says_which_cluster() {
         assert_eq!(explain(port, &[])["cluster"], "home", "{port}");
         assert_eq!(explain(port, &["--view", "green"])["cluster"], "green", "{port}");
     }
+    let why = explain(closed, &[])["because"].to_string();
+    assert!(why.contains("of stage/home, which has 80/TCP, 80/UDP and no such port"), "{why}");
     for (client, cluster) in [(&everybody, "home"), (&asking, "green")] {
         let dial = || drop(client.dial(&Dial::new(Kind::Tcp, SocketAddr::new(scene.web.ip(), closed))));
         let event = scene.monitored(dial);

@@ -177,6 +177,21 @@ fn holder(live: &Live, at: (Address, u32)) -> Option<String> {
     live.holders().find(|(held, _)| *held == at).map(|(_, cluster)| cluster)
 }
 
+/// What is there instead.
+fn closed_port(live: &Live, at: &FrontendKey) -> Option<String> {
+    let here = live.rows.frontends.iter().filter(|(key, _)| (key.address, key.view) == (at.address, at.view));
+    let mut ports: Vec<(String, u16, Protocol)> = here
+        .filter_map(|(key, row)| {
+            let owner = live.port_name(live.rows.sets.get(row.set)?.owner)?;
+            Some((format!("{}/{}", owner.service.namespace(), owner.service.name()), key.port, key.protocol?))
+        })
+        .collect();
+    ports.sort();
+    let service = ports.first()?.0.clone();
+    let all: Vec<String> = ports.iter().map(|(_, port, protocol)| format!("{port}/{protocol}")).collect();
+    Some(format!("this is the ClusterIP of {service}, which has {} and no such port", all.join(", ")))
+}
+
 fn opted_out(explain: &Explain, from: String, because: String) -> Answer {
     Answer {
         dialled: explain.dial.clone(),
@@ -216,6 +231,8 @@ fn judge(
         return Err(NotFound("port 0 is nobody's".into()).into());
     }
     let none = verdict.action != Action::Resolved && verdict.reason == Reason::NoEndpoint;
+    let closed = verdict.found.as_ref().filter(|_| verdict.reason == Reason::NoPort);
+    let closed = closed.and_then(|found| closed_port(live, &found.key));
     let astray = endpoints.as_ref().filter(|_| none).and_then(|explained| unreachable(dial, explained));
     Ok(Answer {
         dialled: explain.dial.clone(),
@@ -226,7 +243,7 @@ fn judge(
             None => verdict.found.as_ref().and_then(|found| holder(live, (found.key.address, found.key.view))),
         },
         verdict: verdict.action,
-        because: astray.unwrap_or_else(|| because(&verdict, dial)),
+        because: astray.or(closed).unwrap_or_else(|| because(&verdict, dial)),
         frontend: verdict.found.as_ref().map(|f| format!("{:?}", FrontendKey { view: 0, ..f.key })),
         kind: verdict.found.as_ref().map(|f| kind_name(f.kind)),
         order: order(live, &verdict, dial, &levels),
