@@ -8,7 +8,7 @@ use beeline_model::resolve::{Dial, LINKS, resolve};
 use beeline_model::row::{BackendId, OwnerId, SetRow};
 use beeline_model::rules::{EmptyLocal, StandPoint};
 use beeline_model::select::Candidate;
-use beeline_model::stand::way::{Ground, Way};
+use beeline_model::stand::way::Ground;
 use beeline_model::table::Tables;
 use beeline_model::{Address, Protocol};
 
@@ -76,9 +76,9 @@ fn serves(tables: &Tables, planner: &Planner, owner: OwnerId, at: (Address, u16)
     found.iter().any(|c| c.serving && (answers_itself(&ground, c, number, at) || its_node_does(&ground, c, number, at)))
 }
 
-/// Not where the route to it has gone: nobody would ever answer there.
+/// Not where it is known that nothing leads to it any more: nobody would ever answer there.
 fn answers_itself(ground: &Ground<'_>, c: &Candidate, node_port: u16, at: (Address, u16)) -> bool {
-    (c.address, c.port) == at && ground.way(c, node_port) == Way::Direct
+    (c.address, c.port) == at && ground.may_answer(c, node_port)
 }
 
 /// Whichever way is taken now: a nodePort answers as before when a route to the pod has come.
@@ -209,6 +209,10 @@ mod tests {
         assert!(!is_in_use(&tables, &tie("192.0.2.12", 30053)) && is_in_use(&tables, &tie("10.244.2.5", 53)));
         assert!(still_serves(&tables, &planner, &tie("192.0.2.12", 30053)), "the nodePort answers as before");
         assert!(!still_serves(&tables, &planner, &tie("192.0.2.12", 30054)));
+        // A route has gone, and whether the default route leads there too is being asked.
+        let (tables, planner) = outside(Found::Unknown);
+        assert!(is_in_use(&tables, &tie("192.0.2.12", 30053)) && !is_in_use(&tables, &tie("10.244.2.5", 53)));
+        assert!(still_serves(&tables, &planner, &tie("10.244.2.5", 53)), "it may answer all the while");
         let (tables, mut planner) = outside(Found::Node);
         assert!(is_in_use(&tables, &tie("192.0.2.12", 30053)) && !is_in_use(&tables, &tie("10.244.2.5", 53)));
         assert!(!still_serves(&tables, &planner, &tie("10.244.2.5", 53)), "no route leads there any more");

@@ -1,10 +1,13 @@
 //! The state and what is done with it: facts in, the kernel brought to them. Synchronous; the owner's thread calls it.
 
+mod cgroup;
+mod said;
+
 use crate::change::Changes;
 use crate::hold::Hold;
 use crate::identity::{Asked, Identities};
 use crate::known::Known;
-use crate::member::{Members, News};
+use crate::member::Members;
 use crate::meter::Meters;
 use crate::names::{self, Listener};
 use crate::probe::{self, Probes};
@@ -12,13 +15,11 @@ use crate::reach::{self, Finding};
 use crate::refused::{self, Refused};
 use crate::settings::{Controller, Listing, Origin, Orphan, Settings};
 use crate::snapshot::Archive;
-use crate::source::{Source, Sources};
+use crate::source::Sources;
 use crate::stale::{self, Tie};
-use crate::status::{
-    ClusterStatus, Counts, KernelStatus, LastChange, Policies, ReachStatus, SourceStatus, Status, Told, ViewStatus,
-};
+use crate::status::{LastChange, Policies};
 use crate::token::Tokens;
-use crate::view::{self, Rooms};
+use crate::view::Rooms;
 use anyhow::Context;
 use beeline_cluster::Batch;
 use beeline_datapath::control::{CgroupRule, Control};
@@ -27,21 +28,18 @@ use beeline_datapath::program::{StartKind, shards};
 use beeline_datapath::reap::{Connected, Reaper};
 use beeline_datapath::{Kernel, Program};
 use beeline_model::diff::{Outcome, Whole, reconcile};
-use beeline_model::fact::{Fact, Node, Refusal};
-use beeline_model::name::LOCAL_CLUSTER;
+use beeline_model::fact::{Fact, Refusal};
 use beeline_model::op::{MapError, Maps};
 use beeline_model::planner::{Delta, Planner};
-use beeline_model::policy::PolicyName;
 use beeline_model::publish::{Publisher, Unknown};
 use beeline_model::report::{Failing, Report, Tally};
-use beeline_model::rules::{EmptyLocal, StandPoint};
-use beeline_model::stand::ClusterRules;
+use beeline_model::rules::StandPoint;
 use beeline_model::table::Tables;
 use beeline_model::{Family, Name, OwnerName, Protocol};
 use beeline_names::Names;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
@@ -544,117 +542,6 @@ impl State {
         self.control.set_host_addresses(address(Family::V4), address(Family::V6));
     }
 
-    /// Whoever asks by annotation gets it as soon as it has a cgroup, which comes before its first process. Cgroups may be
-    /// made anew under their names (a service that restarts), so they are looked at again and again.
-    fn settle_rules(&mut self) {
-        if std::mem::take(&mut self.asks_open) {
-            let (pods, complete) = self.identities.asking();
-            (self.pod_rules, self.asks_open) = (pods, !complete);
-        }
-        self.rooms.sweep();
-        if let Err(error) = self.tell_rules() {
-            tracing::debug!("cgroups with rules of their own: {error}; tried again");
-        }
-    }
-
-    fn tell_rules(&mut self) -> beeline_datapath::Result<()> {
-        let rules = view::gather(self.wanted_rules());
-        let now: Vec<(u64, CgroupRule)> = rules.iter().map(|(_, id, rule)| (*id, *rule)).collect();
-        let whole = self.sources.are_whole();
-        if self.rules_told.as_ref() == Some(&now) && self.rules_whole == whole {
-            return Ok(());
-        }
-        let rules: Vec<(&Path, CgroupRule)> = rules.iter().map(|(path, _, rule)| (path.as_path(), *rule)).collect();
-        // Pods of before are known again only once everything has been listed; what we told ourselves we know.
-        if whole {
-            self.control.set_rules(&rules)?;
-        } else {
-            self.control.add_rules(&rules)?;
-            let told = self.rules_told.iter().flatten().map(|(id, _)| *id);
-            self.control.remove_rules(told.filter(|id| !now.iter().any(|(wanted, _)| wanted == id)));
-        }
-        (self.rules_told, self.rules_whole) = (Some(now), whole);
-        Ok(())
-    }
-
-    fn wanted_rules(&self) -> impl Iterator<Item = (PathBuf, CgroupRule)> {
-        let untouched = self.settings.untouched.iter().map(|path| (path.clone(), CgroupRule::UNTOUCHED));
-        let views = self.views.iter().map(|(path, view)| (path.clone(), self.rule_of(view)));
-        let rooms = self.rooms.iter().map(|(path, view)| (path.to_owned(), self.rule_of(view)));
-        let pods = self.pod_rules.iter().map(|(path, asked)| {
-            let rule = asked.view.as_ref().map_or(CgroupRule::default(), |view| self.rule_of(view));
-            (path.clone(), CgroupRule { untouched: rule.untouched || asked.untouched, ..rule })
-        });
-        untouched.chain(views).chain(rooms).chain(pods)
-    }
-
-    /// Whoever asks for a view that there is not is left alone: in everybody's view it might reach a stranger's service.
-    fn rule_of(&self, view: &Name) -> CgroupRule {
-        let known = self.planner.view(view).map(|view| CgroupRule { untouched: false, view });
-        known.unwrap_or(CgroupRule::UNTOUCHED)
-    }
-
-    /// A cgroup whose processes see this view, for a command to enter.
-    pub fn open_room(&mut self, view: &str) -> anyhow::Result<PathBuf> {
-        let names = views_of(&self.settings.listing);
-        let Some(name) = names.get(view) else {
-            let known: Vec<&str> = names.iter().map(|name| &**name).collect();
-            match &known[..] {
-                [] => anyhow::bail!("there is no view {view}: no cluster of the configuration has a view"),
-                known => anyhow::bail!("there is no view {view}: known are {}", known.join(", ")),
-            }
-        };
-        let path = self.rooms.open(name)?;
-        if let Err(error) = self.tell_rules() {
-            self.rooms.close(&path);
-            return Err(error).context("the kernel does not take its rule");
-        }
-        Ok(path)
-    }
-
-    /// Cgroups of the pods that policies select, as far as they have one by now. At once where somebody else is selected,
-    /// else now and then while some are missing.
-    fn find_members(&mut self) {
-        let due = self.members.is_open() && Instant::now() >= self.next_walk;
-        if !due && !self.members.is_stirred() {
-            return;
-        }
-        self.next_walk = Instant::now() + WALK;
-        for News { uid, cgroup } in self.members.look(&self.settings.cgroup, &self.planner) {
-            let told = cgroup.map(|(id, path)| self.tell_level(&path).map(|()| id)).transpose();
-            let id = told.unwrap_or_else(|error| self.note_outsider(&uid, &error.to_string()));
-            if id.is_some() {
-                self.members.succeed(&uid);
-            }
-            self.planner.set_cgroup(&uid, id);
-        }
-    }
-
-    /// It would be sent to itself: no member, until another try goes well.
-    fn note_outsider(&mut self, uid: &str, why: &str) -> Option<u64> {
-        if self.members.fail(uid, why.to_owned()) {
-            tracing::warn!("pod {uid} joins no LocalRedirectPolicy: {why}; it is tried again");
-        }
-        None
-    }
-
-    /// Levels at which no member stands any more make room for others. Rows that the plan does not know yet may be of pods
-    /// that it does not know either.
-    fn settle_levels(&self) {
-        if !self.sources.are_whole() {
-            return;
-        }
-        let levels = self.members.paths().map(beeline_datapath::cgroup::level).collect::<Result<Vec<_>, _>>();
-        if let Err(error) = levels.and_then(|levels| self.control.set_member_levels(levels)) {
-            tracing::debug!("levels of pods' cgroups: {error}; those told before hold");
-        }
-    }
-
-    /// The kernel half must know where to look before somebody is there.
-    fn tell_level(&self, path: &Path) -> beeline_datapath::Result<()> {
-        self.control.add_member_levels([beeline_datapath::cgroup::level(path)?])
-    }
-
     /// Once in a while: a sign of life, released ids, what failed before, sockets left behind.
     pub fn tick(&mut self) -> anyhow::Result<()> {
         self.control.beat();
@@ -800,185 +687,9 @@ impl State {
     pub fn kernel_mut(&mut self) -> &mut Kernel {
         &mut self.kernel
     }
-
-    pub fn refusals(&self) -> Vec<Told> {
-        let mut all: Vec<Told> = self.sources.iter().flat_map(|source| self.refusals_of(source)).collect();
-        let mut rest = self.plan_refusals.of(&self.planner);
-        rest.extend(self.table_refusals.values().cloned());
-        rest.extend(self.nodes_retry.iter().map(|(refusal, _)| refusal.clone()));
-        rest.extend(self.probes.refusals());
-        rest.extend(self.misread.clone());
-        rest.extend(self.blind.clone());
-        rest.extend(self.view_refusals());
-        all.extend(rest.into_iter().map(|refusal| Told::of(refusal, &self.sources)));
-        all
-    }
-
-    /// Without a controller we choose the pods of policies ourselves, and know whom we left out. Of many the first.
-    pub fn left_out(&self, policy: &PolicyName) -> impl Iterator<Item = Refusal> {
-        let pods = self.publisher.iter().flat_map(|publisher| publisher.left_out(policy)).take(LEFT_OUT);
-        pods.map(|(pod, why)| Refusal {
-            subject: policy.to_string(),
-            reason: why.reason,
-            message: format!("pod {}/{}: {}", pod.namespace, pod.name, why.message),
-        })
-    }
-
-    /// What a cluster's source refuses, or why it is refused itself.
-    fn refusals_of(&self, source: &Source) -> Vec<Told> {
-        let cluster = &source.rules.name;
-        let shown = Some(cluster.to_string()).filter(|name| name != LOCAL_CLUSTER);
-        let all = source.refusals.iter().cloned().chain(self.known.refusal(cluster));
-        all.map(|refusal| Told { cluster: shown.clone(), refusal }).collect()
-    }
-
-    /// Cgroups of the configuration that are not there, and views that nobody knows.
-    fn view_refusals(&self) -> Vec<Refusal> {
-        let names = views_of(&self.settings.listing);
-        let missing = self.views.iter().filter_map(|(path, view)| {
-            let why = view::unfit(path)?;
-            Some(Refusal {
-                subject: format!("cgroup {}", path.display()),
-                reason: "noCgroup",
-                message: format!("it is to see the view {view}, and {why}; it is looked at again and again"),
-            })
-        });
-        let asked = self.pod_rules.iter().filter_map(|(path, asked)| Some((path, asked.view.as_ref()?)));
-        let unknown = asked.filter(|(_, view)| !names.contains(*view)).map(|(path, view)| Refusal {
-            subject: format!("cgroup {}", path.display()),
-            reason: "unknownView",
-            message: format!("its pod asks for the view {view}, which no cluster of the configuration has: left alone"),
-        });
-        missing.chain(unknown).collect()
-    }
-
-    pub fn sources(&self) -> impl Iterator<Item = &Source> {
-        self.sources.iter()
-    }
-
-    /// What could not be written of this policy or Service.
-    pub fn table_refusal(&self, name: &OwnerName) -> Option<&Refusal> {
-        self.table_refusals.get(name)
-    }
-
-    /// Services and policies whose last write failed.
-    pub fn pending(&self) -> impl Iterator<Item = &OwnerName> {
-        self.retries.keys()
-    }
-
-    /// Every policy is planned for it, so no more than once a plan.
-    fn policy_counts(&self) -> Policies {
-        let counts = self.policy_counts.get().unwrap_or_else(|| Policies::count(&self.planner.policies()));
-        self.policy_counts.set(Some(counts).filter(|_| self.sources.is_synced()));
-        counts
-    }
-
-    /// A host outside is known by its own name.
-    fn node_name(&self) -> String {
-        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
-        Some(self.settings.rules.node_name.to_string()).filter(|name| !name.is_empty()).unwrap_or_else(host)
-    }
-
-    fn cluster_status(&self, source: &Source, refusals: &[Told]) -> ClusterStatus {
-        let name = &source.rules.name;
-        let refused = refusals.iter().filter(|told| told.cluster.as_deref().unwrap_or(LOCAL_CLUSTER) == &**name);
-        let services = self.planner.services().filter(|service| service.name.cluster() == &**name).count();
-        let mut status = ClusterStatus::of(source, services, refused.count());
-        status.snapshot = self.archive.as_ref().and_then(|archive| archive.report(name));
-        status.bytes = self.meters.bytes(name);
-        status.reach = reach_of(&self.findings, name);
-        status
-    }
-
-    fn token_status(&self) -> Vec<crate::token::Token> {
-        let error = |cluster: &str| self.sources.iter().find(|source| *source.rules.name == *cluster)?.error.clone();
-        self.tokens.reports(error)
-    }
-
-    fn view_status(&self) -> Vec<ViewStatus> {
-        let of = |rules: &ClusterRules| {
-            let name = rules.view.as_ref()?;
-            Some(ViewStatus { name: name.to_string(), first: rules.name.to_string(), number: self.planner.view(name)? })
-        };
-        self.sources.iter().filter_map(|source| of(&source.rules)).collect()
-    }
-
-    pub fn status(&self) -> Status {
-        let meta = self.program.meta();
-        let (rows, refusals) = (self.tables.rows(), self.refusals());
-        Status {
-            version: env!("CARGO_PKG_VERSION"),
-            pid: std::process::id(),
-            node: self.node_name(),
-            stand: self.settings.rules.stand_point,
-            source: SourceStatus::of_one(&self.sources),
-            clusters: self.sources.iter().map(|source| self.cluster_status(source, &refusals)).collect(),
-            views: self.view_status(),
-            tokens: self.token_status(),
-            kernel: KernelStatus {
-                cgroup: self.settings.cgroup.display().to_string(),
-                pin_dir: self.settings.pin_dir.display().to_string(),
-                layout: meta.layout,
-                generation: meta.generation,
-                start: format!("{:?}", self.program.start).to_lowercase(),
-                live: self.program.is_live(),
-                self_test: self.self_test.clone(),
-                exact_udp_reaping: self.reaper.as_ref().is_some_and(Reaper::is_exact),
-                empty_local: match self.settings.rules.empty_local {
-                    EmptyLocal::Refuse => "refuse",
-                    EmptyLocal::Drop => "drop",
-                },
-                sizes: self.settings.sizes,
-            },
-            counts: Counts {
-                services: self.planner.services().count(),
-                slices: self.planner.slice_count(),
-                nodes: self.planner.nodes().count(),
-                policies: self.policy_counts(),
-                frontends: rows.frontends.keys().filter(|k| k.protocol.is_some()).count(),
-                sets: rows.sets.len(),
-                backends: rows.backends.len(),
-                pending: self.pending().count(),
-                udp_sockets_destroyed: self.destroyed,
-                dials_no_port: self.count.stat("dials_no_port"),
-            },
-            last_change: self.last_change.clone(),
-            refusals,
-            events: self.control.event_level().to_string(),
-            node_addresses: rows.nodes.iter().filter(|(_, n)| n.own).map(|(a, _)| a.to_string()).collect(),
-            nodes: self
-                .planner
-                .nodes()
-                .map(|n| (shown(n), n.addresses.iter().map(|(_, a)| a.to_string()).collect()))
-                .collect(),
-            dns: self.settings.dns.as_ref().zip(self.names()).map(|(dns, names)| names::status(dns, names)),
-            zone: self.planner.own_node().and_then(|n| n.zone.as_ref()).map(|z| z.to_string()),
-        }
-    }
 }
 
 /// The names under which clusters can be seen first.
 fn views_of(listing: &Listing) -> BTreeSet<Name> {
     listing.clusters.iter().filter_map(|cluster| cluster.rules.view.clone()).collect()
-}
-
-/// Nodes of two clusters may have one name.
-fn shown(node: &Node) -> String {
-    if *node.cluster == *LOCAL_CLUSTER { node.name.to_string() } else { format!("{}:{}", node.cluster, node.name) }
-}
-
-/// As `status` shows it.
-fn reach_of(findings: &[Finding], cluster: &Name) -> Vec<ReachStatus> {
-    let (now, wall) = (Instant::now(), SystemTime::now());
-    let show = |finding: &Finding| ReachStatus {
-        node: finding.group.node.as_ref().map(ToString::to_string),
-        prefix: finding.group.prefix.to_string(),
-        found: finding.found,
-        since: wall
-            .checked_sub(now.saturating_duration_since(finding.since))
-            .map(crate::health::timestamp)
-            .unwrap_or_default(),
-        evidence: finding.evidence.clone(),
-    };
-    findings.iter().filter(|finding| finding.group.cluster == *cluster).map(show).collect()
 }

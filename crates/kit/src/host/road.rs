@@ -62,10 +62,15 @@ pub fn lay(host: Host, road: Road, nodes: &[Node]) -> Result<()> {
     Ok(())
 }
 
+/// A host that is made again is the same card to its neighbours, as a real one: they remember it for some seconds.
 fn on_switch(host: Host, default: bool) -> String {
     let [v4, v6] = host.addresses();
-    let mut lines =
-        format!("link set lo up\naddr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad\nlink set eth0 up\n");
+    let IpAddr::V4(own) = v4 else { unreachable!("the first address of a host is IPv4") };
+    let [a, b, c, d] = own.octets();
+    let mut lines = format!(
+        "link set lo up\nlink set eth0 address 02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}\n\
+         addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad\nlink set eth0 up\n"
+    );
     if default {
         lines += &format!("route add default via {}\nroute add default via {}\n", CONTROL[0], CONTROL[1]);
     }

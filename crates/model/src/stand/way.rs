@@ -72,6 +72,12 @@ impl Ground<'_> {
         }
     }
 
+    /// Whether its own address may answer, though nobody new is sent there: a way that is being found out may be there.
+    pub fn may_answer(&self, c: &Candidate, node_port: u16) -> bool {
+        let is_open = || self.is_open(c.address) && self.found(c) == Found::Unknown;
+        self.way(c, node_port) == Way::Direct || is_open()
+    }
+
     /// Whatever its objects say, a cluster that this host is no part of has no part in this host: neither as what is dialled
     /// nor as what is dialled instead.
     pub fn is_ours(&self, address: Address) -> bool {
