@@ -213,13 +213,7 @@ fn opted_out(explain: &Explain, from: String, because: String) -> Answer {
     }
 }
 
-fn judge(
-    explain: &Explain,
-    live: &Live,
-    agent: &Agent,
-    dial: &Dial,
-    from: Option<String>,
-) -> anyhow::Result<Answer> {
+fn judge(explain: &Explain, live: &Live, agent: &Agent, dial: &Dial, from: Option<String>) -> anyhow::Result<Answer> {
     let dial = &Dial { now: monotonic(), ..dial.clone() };
     let levels = levels(live, &resolve(&live.rows, dial, agent.empty_local))?;
     let mut buckets = levels.iter().map(|(policy, level)| (*policy, *level)).collect();

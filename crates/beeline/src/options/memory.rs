@@ -110,7 +110,13 @@ mod tests {
         assert_eq!(title("stand: edge\nnode-name: e1"), "http://127.0.0.1:10550/");
         assert_eq!(title("stand: edge\nnode-name: e1\nedge-cache: http://127.0.0.1:9"), "http://127.0.0.1:9/");
         assert!(title("stand: edge\nnode-name: e1\nkubeconfig: /k").starts_with("Server"));
-        for far in ["nonsense", "https://127.0.0.1:10550", "http://192.0.2.1:10550", "http://cache.example:10550", "http://[2001:db8::1]:1"] {
+        for far in [
+            "nonsense",
+            "https://127.0.0.1:10550",
+            "http://192.0.2.1:10550",
+            "http://cache.example:10550",
+            "http://[2001:db8::1]:1",
+        ] {
             let said = title(&format!("stand: edge\nnode-name: e1\nedge-cache: \"{far}\""));
             assert!(said.contains(&format!("--edge-cache {far}: plain HTTP on this host's loopback")), "{said}");
         }

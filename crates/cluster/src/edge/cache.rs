@@ -145,6 +145,10 @@ impl Cache {
     /// In one piece: the database knows no pages.
     pub(crate) async fn list<K: Reduced>(&self, path: &str) -> Result<List<K>, CacheError> {
         self.doubt().await;
+        self.look::<K>(path).await
+    }
+
+    async fn look<K: Reduced>(&self, path: &str) -> Result<List<K>, CacheError> {
         let (text, doubt) = self.read(path).await?;
         let page: Page<K> = serde_json::from_str(&text).map_err(|bad| CacheError::Garbled(bad.to_string()))?;
         let version = page.metadata.resource_version.filter(|version| !version.is_empty());
@@ -158,9 +162,10 @@ impl Cache {
         Ok(List { objects, version, cached })
     }
 
-    /// Whether it is the cloud that answers.
+    /// Whether it is the cloud that answers. Whose it is was asked when something was last believed, and will be when something
+    /// is: this is asked often, and links are metered.
     pub(crate) async fn reaches_cloud(&self) -> bool {
-        self.list::<Service>(PULSE).await.is_ok_and(|list| !list.cached)
+        self.look::<Service>(PULSE).await.is_ok_and(|list| !list.cached)
     }
 
     pub(crate) async fn get<K: Reduced>(&self, path: &str) -> Result<K, CacheError> {
