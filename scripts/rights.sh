@@ -73,6 +73,7 @@ limited() {
 start_agent() {
     export -f limited
     export capabilities
+    : >"$dir/log" # It is read before the agent has written a word.
     unshare --mount --propagation slave --pid --fork --kill-child --mount-proc bash -c 'limited "$@"' limited "$beeline" agent \
         --manifests "$dir/manifests" --node-name node-1 --cgroup "$group" --pin-dir "$pins" --socket "$dir/socket" \
         --metrics-address off --health-address off >"$dir/log" 2>&1 &

@@ -126,7 +126,11 @@ impl Site {
     }
 
     fn renew_host(&mut self) -> Result<()> {
-        drop(self.host.take());
+        // A namespace with ports that wait takes its time to go, and would keep the switch's port for as long.
+        if let Some(host) = self.host.take() {
+            self.switch.ip("link delete host")?;
+            drop(host);
+        }
         let host = Netns::create("beeline-bench-host")?;
         plug(&self.switch, &host, "host", HOST)?;
         for node in &NODES {
