@@ -274,7 +274,7 @@ fn a_walk_over_the_sockets_passes_over_nobody() {
     };
     let held: Vec<Socket> = (0..400).map(connect).collect();
     let netns = u32::try_from(std::fs::metadata(format!("/proc/{}/ns/net", client.pid())).unwrap().ino()).unwrap();
-    let (maps, walks) = (show.stage.maps(), 1000);
+    let (maps, walks) = (show.stage.maps(), 300);
     let surveyor = Surveyor::new(&maps).unwrap();
     let seen = |_| {
         let all = surveyor.all().unwrap();
