@@ -11,9 +11,8 @@ use beeline_model::Name;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the rooms are, below our cgroup.
-pub const ROOMS: &str = "beeline-views";
-/// `NAME-NUMBER`
+/// Where the rooms are, below our cgroup; each is `NAME-NUMBER`.
+const ROOMS: &str = "beeline-views";
 /// Whoever asked for a room enters it within this time, or not at all.
 const ENTER: Duration = Duration::from_secs(10);
 

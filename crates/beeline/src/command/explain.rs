@@ -82,7 +82,7 @@ pub fn run(explain: &Explain) -> anyhow::Result<ExitCode> {
         dial.host = true;
     }
     if let Some(name) = &explain.seen {
-        dial.view = view_number(&explain.view, name)?;
+        dial.view = agent.view_number(&explain.view, name)?;
     }
     let answer = match from {
         Some(Place { untouched: Some(why), text }) => opted_out(explain, text, why),
@@ -107,16 +107,35 @@ struct Agent {
     /// The cgroup that it serves.
     cgroup: Option<PathBuf>,
     empty_local: EmptyLocal,
+    /// `None`: no agent answers.
+    views: Option<BTreeMap<u32, String>>,
 }
 
 impl Agent {
     fn ask(view: &View) -> Agent {
-        let status = beeline_agent::ask(&view.place.socket, &Request::Status).and_then(Result::ok).unwrap_or_default();
+        let answer = beeline_agent::ask(&view.place.socket, &Request::Status).and_then(Result::ok);
+        let (views, status) = (answer.as_ref().map(views::of), answer.unwrap_or_default());
         let drops = status["kernel"]["emptyLocal"] == "drop";
         Agent {
             cgroup: status["kernel"]["cgroup"].as_str().map(PathBuf::from),
             empty_local: if drops { EmptyLocal::Drop } else { EmptyLocal::Refuse },
+            views,
         }
+    }
+
+    fn view_number(&self, view: &View, name: &str) -> anyhow::Result<u32> {
+        let socket = view.place.socket.display();
+        let all = self.views.as_ref();
+        let all = all.ok_or_else(|| anyhow!("no agent answers at {socket}: only it knows of views (--socket)"))?;
+        let known: Vec<&str> = all.values().map(String::as_str).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let found = all.iter().find(|(_, known)| *known == name).map(|(number, _)| *number);
+        found.ok_or_else(|| anyhow!("there is no view {name}: known are {known}"))
+    }
+
+    /// Its number, where nobody knows its name.
+    fn view_name(&self, number: u32) -> Option<String> {
+        (number != 0).then(|| views::shown(self.views.as_ref().unwrap_or(&BTreeMap::new()), number))
     }
 }
 
@@ -151,25 +170,11 @@ fn place(from: &str, live: &Live, agent: &Agent, dial: &mut Dial) -> anyhow::Res
     let opted_out = found.iter().any(|rule| rule.untouched).then(|| opted_out.to_owned());
     dial.view = found.first().map_or(0, |rule| rule.view);
     cgroup::id(&path).with_context(|| format!("--from {from}"))?;
-    let beside = agent.cgroup.as_ref().filter(|served| !path.starts_with(served));
+    // By id: in a container the agent and we may see the same cgroup at different paths.
+    let is_beside = |served: &&PathBuf| cgroup::id(served).is_ok_and(|id| !dial.cgroups.contains(&id));
+    let beside = agent.cgroup.as_ref().filter(is_beside);
     let beside = beside.map(|served| format!("this process is not below {}, which the agent serves", served.display()));
     Ok(Place { untouched: beside.or(opted_out), text })
-}
-
-/// Which number a view has is the agent's to know.
-fn view_number(view: &View, name: &str) -> anyhow::Result<u32> {
-    let socket = &view.place.socket;
-    let all = views::names(socket)
-        .ok_or_else(|| anyhow!("no agent answers at {}: only it knows of views (--socket)", socket.display()))?;
-    let known: Vec<&str> = all.values().map(String::as_str).collect();
-    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    let found = all.iter().find(|(_, known)| *known == name).map(|(number, _)| *number);
-    found.ok_or_else(|| anyhow!("there is no view {name}: known are {known}"))
-}
-
-/// By the agent, or its number.
-fn view_name(view: &View, number: u32) -> Option<String> {
-    (number != 0).then(|| views::shown(&views::names(&view.place.socket).unwrap_or_default(), number))
 }
 
 /// Whose an address is, also where its Service does not have the port.
@@ -231,7 +236,7 @@ fn judge(explain: &Explain, live: &Live, agent: &Agent, dial: &Dial, from: Optio
     Ok(Answer {
         dialled: explain.dial.clone(),
         from,
-        view: view_name(&explain.view, dial.view),
+        view: agent.view_name(dial.view),
         cluster: match &owner {
             Some(owner) => Some(owner.service.cluster().to_owned()),
             None => verdict.found.as_ref().and_then(|found| holder(live, (found.key.address, found.key.view))),
