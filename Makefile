@@ -67,7 +67,7 @@ test-all: ## test, check, release builds, conformance, other kernels, fuzzing, b
 check: ## formatting, lints, licences and sources of dependencies, shell syntax
 	@scripts/setup.sh build check
 	cargo fmt --all --check
-	clang-format-19 --dry-run -Werror $(wildcard bpf/*.[ch] crates/*/bpf/*.[ch])
+	clang-format-19 --dry-run -Werror $(wildcard bpf/*.[ch] testing/*/bpf/*.[ch])
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --workspace --test cluster --test api_server --test kubeedge --test outside --test guest -- -D warnings
 	cargo-deny --log-level error check bans licenses sources

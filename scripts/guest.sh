@@ -3,7 +3,7 @@
 #
 #   scripts/guest.sh [--refresh]      --refresh makes it again, with today's packages
 #
-# Prints the folder. The kit boots copies of the disk (crates/kit/src/guest.rs), without KVM; commands go to QEMU's own
+# Prints the folder. The kit boots copies of the disk (testing/kit/src/guest.rs), without KVM; commands go to QEMU's own
 # guest agent, so that no test depends on the network that it tests. What a guest is to know of its network is a file on a
 # second disk, labelled "seed", which is mounted at /seed.
 #

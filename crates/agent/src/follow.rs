@@ -324,7 +324,7 @@ mod tests {
     }
 
     fn cluster(origin: Origin) -> Cluster {
-        let zone = beeline_names::Zone::new("far", "cluster.local").unwrap();
+        let zone = beeline_dns::Zone::new("far", "cluster.local").unwrap();
         Cluster { rules: ClusterRules::named("far"), origin, zone }
     }
 

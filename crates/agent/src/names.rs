@@ -7,7 +7,7 @@ use beeline_model::Name;
 use beeline_model::fact::Fact;
 use beeline_model::reach::Reach;
 use beeline_model::stand::order::Order;
-use beeline_names::{BindError, Bound, Desk, Forward, Heard, Names, Outcome, Told, Zone};
+use beeline_dns::{BindError, Bound, Desk, Forward, Heard, Names, Outcome, Told, Zone};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,7 +7,7 @@ use beeline_model::Name;
 use beeline_model::row::Sizes;
 use beeline_model::rules::Rules;
 use beeline_model::stand::ClusterRules;
-use beeline_names::Zone;
+use beeline_dns::Zone;
 use ipnet::IpNet;
 use std::fmt;
 use std::net::SocketAddr;

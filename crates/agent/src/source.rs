@@ -287,7 +287,7 @@ mod tests {
 
     fn cluster(name: &str) -> Cluster {
         let origin = Origin::Folder { path: "/nowhere".into(), claim: Claim::default() };
-        let zone = beeline_names::Zone::new(name, "cluster.local").unwrap();
+        let zone = beeline_dns::Zone::new(name, "cluster.local").unwrap();
         Cluster { rules: ClusterRules::named(name), origin, zone }
     }
 

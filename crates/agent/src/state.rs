@@ -36,7 +36,7 @@ use beeline_model::report::{Failing, Report, Tally};
 use beeline_model::rules::StandPoint;
 use beeline_model::table::Tables;
 use beeline_model::{Family, Name, OwnerName, Protocol};
-use beeline_names::Names;
+use beeline_dns::Names;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

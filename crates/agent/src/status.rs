@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn what_the_plan_refuses_says_whose_it_is() {
         let origin = Origin::Folder { path: "/nowhere".into(), claim: Default::default() };
-        let zone = beeline_names::Zone::new("green", "cluster.local").unwrap();
+        let zone = beeline_dns::Zone::new("green", "cluster.local").unwrap();
         let green = Cluster { rules: ClusterRules::named("green"), origin, zone };
         let sources = Sources::new(&[green], StandPoint::Outside);
         let cluster = |subject: &str| {

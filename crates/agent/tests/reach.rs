@@ -4,7 +4,7 @@
 //!   outside 172.31.0.1 ── node-1 172.31.0.11 ── pod-a 10.244.1.2, fd00:244::1:2
 
 use beeline_agent::reach::{Answer, Asked, Bar, News, Pace, Question, Routes, Way, knock, run};
-use beeline_lab::Lab;
+use beeline_harness::Lab;
 use beeline_model::Address;
 use beeline_model::reach::{Found, Group};
 use std::net::{IpAddr, SocketAddr};

@@ -3,7 +3,7 @@
 
 mod stage;
 
-use beeline_lab::{Cgroup, StormKind};
+use beeline_harness::{Cgroup, StormKind};
 use stage::{BEELINE, Stage, Target, Toll, wait_until};
 use std::path::Path;
 use std::process::Command;

@@ -10,7 +10,7 @@ use beeline_datapath::object::Knobs;
 use beeline_datapath::pin::PinDir;
 use beeline_datapath::program::shards;
 use beeline_datapath::{Door, Kernel};
-use beeline_lab::StormKind;
+use beeline_harness::StormKind;
 use beeline_model::op::Maps;
 use beeline_model::resolve::Dial;
 use beeline_model::{Address, Protocol};

@@ -3,7 +3,7 @@
 
 mod stage;
 
-use beeline_lab::StormKind;
+use beeline_harness::StormKind;
 use stage::{Stage, Target, Toll, wait_until};
 
 /// Which table is made small, and how many backends each service has: two ports of each count for themselves.

@@ -9,7 +9,7 @@ mod stage;
 
 use beeline_datapath::door::Toll;
 use beeline_datapath::{Config, Door, Kernel, Program};
-use beeline_lab::Cgroup;
+use beeline_harness::Cgroup;
 use beeline_model::diff::reconcile;
 use beeline_model::fact::{Endpoint, Fact, Policy, Service, ServicePort, Slice, SliceName, SlicePort};
 use beeline_model::name::LOCAL_CLUSTER;

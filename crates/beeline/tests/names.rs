@@ -2,10 +2,10 @@
 
 mod stage;
 
-use beeline_lab::{Dial, Kind, Place};
+use beeline_harness::{Dial, Kind, Place};
 use beeline_model::fact::{Endpoint, Fact, NamedService, Published, Slice, SliceName};
 use beeline_model::{Address, Family, OwnerName};
-use beeline_names::{Bound, Desk, Names, Told, Zone};
+use beeline_dns::{Bound, Desk, Names, Told, Zone};
 use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::{Name, RecordType};
 use stage::{BEELINE, PATIENCE, PORT, Stage, StopOnDrop, Target, wait_until};

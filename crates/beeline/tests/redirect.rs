@@ -3,7 +3,7 @@
 
 use beeline_datapath::control::EventLevel;
 use beeline_datapath::{Config, Kernel, Program, cgroup};
-use beeline_lab::{
+use beeline_harness::{
     Cgroup, Client, Dial, Family as Sort, Kind as Way, Lab, Namespace, Server, Socket, Storm, StormKind,
 };
 use beeline_model::claim::Claim;

@@ -7,7 +7,7 @@ use beeline_datapath::count::Count;
 use beeline_datapath::reap::Surveyor;
 use beeline_datapath::record::AffinityTable;
 use beeline_datapath::wire;
-use beeline_lab::{Client, Dial, Errno, Family, Kind, Socket, StormKind, Watch};
+use beeline_harness::{Client, Dial, Errno, Family, Kind, Socket, StormKind, Watch};
 use beeline_model::Protocol;
 use stage::{PORT, Stage, Storming, Target, Toll, wait_until};
 use std::collections::{BTreeMap, BTreeSet};

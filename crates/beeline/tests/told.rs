@@ -3,7 +3,7 @@
 
 mod stage;
 
-use beeline_lab::{Dial, Kind, StormKind};
+use beeline_harness::{Dial, Kind, StormKind};
 use serde_json::{Value, json};
 use stage::{PATIENCE, Stage, Target, Toll, wait_until};
 use std::io::{Read, Write};

@@ -3,7 +3,7 @@
 
 mod stage;
 
-use beeline_lab::{Cgroup, Client, Dial, Kind};
+use beeline_harness::{Cgroup, Client, Dial, Kind};
 use serde_json::{Value, json};
 use stage::{BEELINE, Folder, PORT, Stage, Target, wait_until};
 use std::net::SocketAddr;

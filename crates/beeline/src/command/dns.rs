@@ -4,7 +4,7 @@
 use crate::args::Route;
 use anyhow::{Context, bail};
 use beeline_agent::status::Request;
-use beeline_names::{BadDomain, Zone};
+use beeline_dns::{BadDomain, Zone};
 use std::fs::Permissions;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;

@@ -5,7 +5,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use beeline_agent::{Dns, DnsView};
 use beeline_model::Name;
 use beeline_model::address::parse_ip;
-use beeline_names::Zone;
+use beeline_dns::Zone;
 use ipnet::IpNet;
 use std::net::SocketAddr;
 

@@ -2,7 +2,7 @@
 
 use crate::cluster::{API, Cluster, NODES, PATIENCE, SERVICES, SLICES, with_cluster};
 use beeline_cluster::STARTUP_TAINT;
-use beeline_lab::{Dial, Kind, Running};
+use beeline_harness::{Dial, Kind, Running};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

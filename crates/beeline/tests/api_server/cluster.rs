@@ -2,7 +2,7 @@
 
 use crate::listener::Listener;
 use beeline_cluster::{Access, Claim, Nodes, Pods, Role, Server};
-use beeline_lab::{Lab, Place, Running};
+use beeline_harness::{Lab, Place, Running};
 use kube::Client;
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;

@@ -5,7 +5,7 @@ mod attack;
 use crate::cluster::{Cluster, PATIENCE, with_cluster};
 use crate::listener::Listener;
 use beeline_cluster::{Nodes, Reports, Server};
-use beeline_lab::Running;
+use beeline_harness::Running;
 use beeline_model::fact::Fact;
 use beeline_model::report::{Report, Tally};
 use serde_json::{Value, json};

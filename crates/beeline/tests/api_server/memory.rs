@@ -2,7 +2,7 @@
 //! on its disk that are not what they should be.
 
 use crate::cluster::{Cluster, PATIENCE, with_cluster};
-use beeline_lab::{Dial, Kind, Running};
+use beeline_harness::{Dial, Kind, Running};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

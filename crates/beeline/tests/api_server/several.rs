@@ -3,7 +3,7 @@
 
 use crate::agent::{Agent, dial, until};
 use crate::cluster::{Cluster, PATIENCE, SERVICES, SLICES, with_two_clusters};
-use beeline_lab::{Dial, Kind};
+use beeline_harness::{Dial, Kind};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ struct Host<'a> {
     agent: Agent,
     blue: String,
     green: String,
-    lab: &'a beeline_lab::Lab,
+    lab: &'a beeline_harness::Lab,
     config: PathBuf,
     state: String,
 }
@@ -79,7 +79,7 @@ impl<'a> Host<'a> {
         found.map(|refusal| refusal["message"].as_str().unwrap_or_default().to_owned())
     }
 
-    fn run(&self, view: &str, command: &[&str]) -> beeline_lab::Output {
+    fn run(&self, view: &str, command: &[&str]) -> beeline_harness::Output {
         let own = ["run", "--view", view, "--socket", &self.agent.socket, "--"];
         self.lab.node().program(BEELINE).unwrap().args(own).args(command).run().unwrap()
     }

@@ -2,7 +2,7 @@
 //! kube-proxy.
 
 use crate::cluster::{Cluster, NODES, PATIENCE, SERVICES, TOKEN, program};
-use beeline_lab::{Lab, Running};
+use beeline_harness::{Lab, Running};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -2,7 +2,7 @@
 
 use crate::cloud::Cloud;
 use crate::cluster::{PATIENCE, program};
-use beeline_lab::{Client, Dial, Errno, Kind, Lab, Running};
+use beeline_harness::{Client, Dial, Errno, Kind, Lab, Running};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

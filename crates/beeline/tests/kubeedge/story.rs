@@ -3,7 +3,7 @@
 use crate::cloud::Cloud;
 use crate::cluster::{PATIENCE, SERVICES};
 use crate::edge::Edge;
-use beeline_lab::{Errno, Lab, Server};
+use beeline_harness::{Errno, Lab, Server};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 use crate::ground::{BEELINE, Ground, Object, PATIENCE, eventually};
 use crate::kind::{reach, ways};
 use crate::refuse::untouched;
-use beeline_lab::{Dial, Kind, Lab};
+use beeline_harness::{Dial, Kind, Lab};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -118,7 +118,7 @@ fn a_cgroup_may_be_left_alone() {
     let _server = ground.lab.pod(0).serve(8080).unwrap();
     let _outside = ground.outside(&web()[..2]);
     let nested = ground.lab.pod(1).cgroup.child("container").unwrap();
-    let inner = beeline_lab::Client::start(Some(&ground.lab.pod(1).namespace), Some(&nested)).unwrap();
+    let inner = beeline_harness::Client::start(Some(&ground.lab.pod(1).namespace), Some(&nested)).unwrap();
     let (host, mesh) = (ground.lab.node().client().unwrap(), ground.lab.pod(1).client().unwrap());
     for to in web() {
         reach(&host, &Dial::new(Kind::Tcp, to), &["pod-a"]);

@@ -3,7 +3,7 @@
 use crate::ground::{Ground, Object};
 use crate::kind::{TRANSPORTS, reach, ways};
 use beeline_datapath::query::{attached, is_ours};
-use beeline_lab::{Dial, Kind, Lab};
+use beeline_harness::{Dial, Kind, Lab};
 use libbpf_rs::{Link, MapCore, MapFlags, Object as Loaded, ObjectBuilder, libbpf_sys};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -148,7 +148,7 @@ fn felix_starts_and_our_dials_go_on() {
 /// At the root our programs would catch every socket of the machine that the tests run on.
 #[test]
 fn nothing_of_ours_is_at_the_root_cgroup() {
-    let root = beeline_lab::cgroup_mount().unwrap();
+    let root = beeline_harness::cgroup_mount().unwrap();
     let ours: Vec<_> = attached(&root).unwrap().into_iter().filter(is_ours).collect();
     assert!(ours.is_empty(), "attached at {}: {ours:?}; `beeline cleanup` detaches", root.display());
     // The question is a real one: where our programs are, it finds them.

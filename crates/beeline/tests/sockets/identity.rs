@@ -5,7 +5,7 @@ use crate::agent::{monitor, web};
 use crate::ground::{Ground, Object, eventually};
 use crate::kind::reach;
 use crate::refuse::untouched;
-use beeline_lab::{Cgroup, Client, Dial, Kind, Lab};
+use beeline_harness::{Cgroup, Client, Dial, Kind, Lab};
 use serde_json::json;
 
 const CONTAINER: &str = "4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a";

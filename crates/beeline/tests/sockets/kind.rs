@@ -1,7 +1,7 @@
 //! Every kind of address x TCP, connected and unconnected UDP x IPv4, IPv6 and IPv4 through AF_INET6.
 
 use crate::ground::{Ground, Object};
-use beeline_lab::{Client, Dial, Kind, Outcome, mapped, unmapped};
+use beeline_harness::{Client, Dial, Kind, Outcome, mapped, unmapped};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -36,7 +36,7 @@ pub fn reach(client: &Client, dial: &Dial, pods: &[&str]) -> Outcome {
 
 #[test]
 fn every_kind_of_address() {
-    let lab = beeline_lab::Lab::with_nodes(&[2, 1]).unwrap();
+    let lab = beeline_harness::Lab::with_nodes(&[2, 1]).unwrap();
     let at = [(lab.pod(0), "node-1"), (lab.pod(2), "node-2")];
     let external = |name, number, node_port: u16, digit: u8| {
         let (balancers, ips) = (

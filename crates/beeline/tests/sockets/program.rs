@@ -1,7 +1,7 @@
 //! Programs that were not written here.
 
 use crate::ground::{Endpoint, Ground, Object, PATIENCE};
-use beeline_lab::{Lab, Output, Place, Running};
+use beeline_harness::{Lab, Output, Place, Running};
 use serde_json::json;
 
 fn run(place: &Place, program: &str, args: &[&str], input: &str) -> Output {

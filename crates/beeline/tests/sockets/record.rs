@@ -4,7 +4,7 @@
 use crate::ground::{Endpoint, Ground, Object, eventually};
 use crate::kind::ways;
 use crate::trap::{ask, at, many, one, web};
-use beeline_lab::{Errno, Family, Lab, Service, Socket, Sort, mapped};
+use beeline_harness::{Errno, Family, Lab, Service, Socket, Sort, mapped};
 use std::net::SocketAddr;
 
 /// The three ways to dial pod-a itself, in the order of `web`.
@@ -151,7 +151,7 @@ fn an_mptcp_connection_is_not_forgotten_for_thousands_of_later_ones() {
     });
     for _ in 0..6000 {
         let socket = client.socket(Family::V4, Sort::Mptcp).unwrap();
-        socket.set(beeline_lab::Setting::Linger0).unwrap();
+        socket.set(beeline_harness::Setting::Linger0).unwrap();
         socket.connect(web()[0]).unwrap();
     }
     for (socket, to) in &held {

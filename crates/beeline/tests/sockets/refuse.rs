@@ -2,7 +2,7 @@
 
 use crate::ground::{Ground, Object};
 use crate::kind::{TRANSPORTS, reach, ways};
-use beeline_lab::{Client, Dial, Errno, Kind, Lab, Service};
+use beeline_harness::{Client, Dial, Errno, Kind, Lab, Service};
 use serde_json::json;
 use std::net::SocketAddr;
 

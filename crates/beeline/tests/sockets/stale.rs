@@ -3,7 +3,7 @@
 
 use crate::ground::{Endpoint, Ground, Object, PATIENCE, eventually};
 use crate::kind::ways;
-use beeline_lab::{Errno, Family, Lab, Socket, Sort, Watch};
+use beeline_harness::{Errno, Family, Lab, Socket, Sort, Watch};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::process::Command;
@@ -56,7 +56,7 @@ fn exactly_the_stale_sockets_are_destroyed() {
                 socket
             };
             let direct = if to == old()[1] { lab.pod(0).v6(8080) } else { lab.pod(0).v4(8080) };
-            let direct = if to == old()[2] { beeline_lab::mapped(direct) } else { direct };
+            let direct = if to == old()[2] { beeline_harness::mapped(direct) } else { direct };
             stale.push(connected(&[to]));
             stale.push(connected(&[other, to]));
             spared.push((connected(&[other]), other));
@@ -76,7 +76,7 @@ fn exactly_the_stale_sockets_are_destroyed() {
     watched.connect(old()[0]).unwrap();
     watched.watch(Watch { every_ms: 5, limit_ms: 30_000 }).unwrap();
 
-    let changed = beeline_lab::now();
+    let changed = beeline_harness::now();
     ground.apply(&moved);
     let failure = watched.watch_end(PATIENCE.as_millis() as u64).unwrap().failure.expect("it is cut off");
     assert!(TOLD.contains(&failure.errno), "{failure:?}");

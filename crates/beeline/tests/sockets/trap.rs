@@ -2,7 +2,7 @@
 
 use crate::ground::{Endpoint, Ground, Object};
 use crate::kind::{TRANSPORTS, reach, ways};
-use beeline_lab::{Client, Dial, Errno, Family, Identity, Kind, Lab, Service, Setting, Socket, Sort, mapped};
+use beeline_harness::{Client, Dial, Errno, Family, Identity, Kind, Lab, Service, Setting, Socket, Sort, mapped};
 use serde_json::json;
 use std::net::{IpAddr, SocketAddr};
 

@@ -5,7 +5,7 @@
 use beeline_datapath::Kernel;
 use beeline_datapath::object::{MapSet, RECORDS, TABLES};
 use beeline_datapath::pin::PinDir;
-use beeline_lab::{Client, Dial, Kind, Lab, Place, Running, Server, Service, Storm, StormKind, Tally};
+use beeline_harness::{Client, Dial, Kind, Lab, Place, Running, Server, Service, Storm, StormKind, Tally};
 use beeline_model::row::Rows;
 use rustix::process::Signal;
 use serde_json::Value;

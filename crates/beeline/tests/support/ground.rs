@@ -7,7 +7,7 @@
 use beeline_datapath::count::{Count, Counters};
 use beeline_datapath::object::{MapSet, RECORDS, TABLES};
 use beeline_datapath::pin::PinDir;
-use beeline_lab::{Lab, Output, Place, Program, Running, Server, Service};
+use beeline_harness::{Lab, Output, Place, Program, Running, Server, Service};
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -1,0 +1,189 @@
+//! A private cgroup2, made below the host's mount and removed with all that was put into it.
+//!
+//! Programs of the project are attached here and nowhere else: at the root they would catch every socket of the
+//! machine, so the root is refused even by accident.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+    thread::sleep,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, getpid, kill_process};
+
+const PREFIX: &str = "beeline-harness-";
+/// Removal is tried this often, `STEP` apart: a killed process leaves its cgroup only when it has been reaped.
+const TRIES: u32 = 400;
+const STEP: Duration = Duration::from_millis(5);
+
+/// Exists as long as the value lives. Children are values of their own; a parent takes those that remain along.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// A new cgroup of this process, directly below the mount.
+    pub fn new() -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let mount = mount()?;
+        sweep(&mount);
+        let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Self::create(mount.join(name))
+    }
+
+    /// A cgroup below this one; `name` may have several parts ("kubepods/burstable/pod-a").
+    pub fn child(&self, name: &str) -> Result<Self> {
+        ensure!(!name.is_empty() && !name.split('/').any(|part| matches!(part, "" | "." | "..")), "bad name {name:?}");
+        Self::create(self.path.join(name))
+    }
+
+    fn create(path: PathBuf) -> Result<Self> {
+        guard(&path)?;
+        fs::create_dir_all(&path).with_context(|| format!("make cgroup {}", path.display()))?;
+        Ok(Cgroup { path })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the kernel calls its cgroup id (`bpf_get_current_cgroup_id`): the inode of the directory.
+    pub fn id(&self) -> Result<u64> {
+        Ok(fs::metadata(&self.path)?.ino())
+    }
+
+    /// Moves a process in. Sockets belong to the cgroup in which they were made: those it already has stay outside.
+    pub fn join(&self, pid: u32) -> Result<()> {
+        write_pid(&self.path, pid).with_context(|| format!("move process {pid} into {}", self.path.display()))
+    }
+
+    /// Processes directly in it.
+    pub fn procs(&self) -> Vec<u32> {
+        procs(&self.path)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        if guard(&self.path).is_err() {
+            return;
+        }
+        for _ in 0..TRIES {
+            if remove(&self.path) {
+                return;
+            }
+            sleep(STEP);
+        }
+        eprintln!("lab: cgroup {} could not be removed: processes {:?}", self.path.display(), self.procs());
+    }
+}
+
+/// Where this host has its cgroup2 (on a hybrid host that is not /sys/fs/cgroup).
+pub fn mount() -> Result<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
+    match find_mount(&table) {
+        Some(path) => Ok(path),
+        None => bail!("no cgroup2 is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified"),
+    }
+}
+
+/// In mountinfo the mount point is the fifth field, the type the first after " - ". The root of a hierarchy is
+/// preferred to a bind mount of a part of it.
+fn find_mount(table: &str) -> Option<PathBuf> {
+    let cgroup2 = |line: &str| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut fields = left.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        right.starts_with("cgroup2 ").then(|| (root != "/", PathBuf::from(point)))
+    };
+    table.lines().filter_map(cgroup2).min().map(|(_, path)| path)
+}
+
+/// Refuses all that is not strictly below a cgroup that a lab made.
+fn guard(path: &Path) -> Result<()> {
+    let mount = mount()?;
+    let below = path.strip_prefix(&mount).with_context(|| format!("{} is outside {mount:?}", path.display()))?;
+    let ours = below.components().next().is_some_and(|part| part.as_os_str().to_string_lossy().starts_with(PREFIX));
+    ensure!(ours, "{} is not a cgroup of the lab", path.display());
+    Ok(())
+}
+
+/// One try to empty and remove a tree, leaves first; true once it is gone.
+fn remove(path: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(path) else { return !path.exists() };
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        remove(&entry.path());
+    }
+    // The directory is ours and membership passes on by fork alone, so all in here was put in by the lab.
+    procs(path).into_iter().for_each(|pid| evict(path, pid));
+    fs::remove_dir(path).is_ok() || !path.exists()
+}
+
+fn evict(path: &Path, pid: u32) {
+    let Some(known) = Pid::from_raw(pid as i32) else { return };
+    if known == getpid() {
+        let root = mount().map(|mount| write_pid(&mount, pid));
+        return drop(root); // Tests may join their own process; it goes back instead of dying.
+    }
+    if procs(path).contains(&pid) {
+        let _ = kill_process(known, Signal::KILL);
+    }
+}
+
+fn procs(path: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn write_pid(path: &Path, pid: u32) -> std::io::Result<()> {
+    fs::write(path.join("cgroup.procs"), pid.to_string())
+}
+
+/// Removes what labs left that were killed before they could: empty trees of processes that are no more.
+fn sweep(mount: &Path) {
+    for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            remove_empty(&entry.path());
+        }
+    }
+}
+
+fn remove_empty(path: &Path) {
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(path); // Refused by the kernel while a process is inside.
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_mount_of_a_hybrid_host() {
+        let table = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+                     40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
+                     42 31 0:38 /part /mnt/part rw - cgroup2 cgroup2 rw\n\
+                     41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
+        assert_eq!(find_mount(table), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(find_mount("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"), None);
+    }
+
+    #[test]
+    fn refuses_the_root_and_strangers() {
+        let mount = mount().unwrap();
+        assert!(guard(&mount).is_err());
+        assert!(guard(&mount.join("system.slice")).is_err());
+        assert!(guard(Path::new("/tmp/beeline-harness-1-1")).is_err());
+        assert!(guard(&mount.join("beeline-harness-1-1")).is_ok());
+    }
+}
