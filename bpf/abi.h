@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * All that the two halves agree on: keys, values, the event, enums. User space gets these types from BTF through the
- * generated skeleton, so each byte is defined once, here. `__be16/__be32` is network order, `__u*` host order, padding
- * is explicit and sizes are asserted.
+ * Types shared by the BPF programs and user space: map keys, map values, the event and the enums.
+ * User space gets these types from BTF through the generated skeleton, so each byte is defined
+ * once, here. `__be16/__be32` is network byte order, `__u*` host byte order. Padding is explicit
+ * and sizes are asserted.
  *
- * A dial walks: filter (is this any service's port or range at all?) -> frontend -> set -> backend. The agent owns
- * those rows; what the kernel itself writes (affinity, tokens, counters, socket records) lies in maps of its own.
+ * A dial is looked up in this order: filter (does any service use this port or range?) -> frontend
+ * -> set -> backend. The agent writes those rows. The kernel writes affinity, tokens, counters and
+ * socket records, which are in maps of their own.
  */
 #pragma once
 #include "kernel.h"
 
-/* An IPv4 address is held mapped (::ffff:a.b.c.d), so that both families share maps and code. */
+/* An IPv4 address is stored IPv4-mapped (::ffff:a.b.c.d): both families share maps and code. */
 struct address {
     __be32 word[4];
 };
 
-/* Counted up whenever a table's key or value changes: an agent rebuilds tables of another layout beside the old ones. */
+/*
+ * The version of the table layout. It is incremented whenever the key or the value of a table
+ * changes. An agent that finds tables of another version builds new tables beside them.
+ */
 #ifdef BEELINE_OTHER_LAYOUT
-/* A second layout, for the upgrade tests: same meaning, other sizes. */
+/* A second layout for the upgrade tests: the same meaning, other sizes. */
 enum layout { LAYOUT = 1003 };
 #define OTHER_LAYOUT_PAD __u64 other_layout;
 #else
@@ -34,7 +39,7 @@ enum kind {
     KIND_VIRTUAL = 5,
 };
 
-/* Which level of the order decided: LocalRedirect > Balancing > Service. */
+/* The object that a set belongs to. Precedence: LocalRedirectPolicy, BalancingPolicy, Service. */
 enum rule {
     RULE_NONE = 0,
     RULE_SERVICE = 1,
@@ -44,46 +49,52 @@ enum rule {
 
 enum scope {
     SCOPE_INSIDE = 0, /* a dial of a socket on this host */
-    SCOPE_OUTSIDE = 1, /* a packet from elsewhere (packet path) */
+    SCOPE_OUTSIDE = 1, /* a packet from another host (packet path) */
 };
 
-/* ---- filter: one row; a dial that is no service mostly ends here ---- */
+/* ---- filter: one row, which ends most dials that are not for a service ---- */
 enum port_bit {
-    PORT_FRONTEND = 1, /* some frontend has this protocol and port */
-    PORT_NODE = 2, /* some NodePort has */
+    PORT_FRONTEND = 1, /* a frontend has this protocol and port */
+    PORT_NODE = 2, /* a NodePort has this protocol and port */
 };
 
-enum { PORT_WORDS = 2048 /* 65536 ports x 2 bits / 64 */, RANGES = 4 };
+/* PORT_WORDS is 65536 ports x 2 bits / 64. */
+enum { PORT_WORDS = 2048, RANGES = 4 };
 
 struct filter {
-    __u64 ports[2 * PORT_WORDS]; /* two bits a port; TCP first, then UDP */
+    __u64 ports[2 * PORT_WORDS]; /* two bits per port; TCP first, then UDP */
     /*
-     * Covering ranges of all ClusterIPs, per family, because a known ClusterIP is refused on a port it does not have.
-     * One word each, so that a reader never sees half a range; 0 = unused.
-     * v4: address << 32 | mask. v6: the first 56 bits of the address << 8 | prefix length (1..56).
+     * Ranges that cover all ClusterIPs, per family. They are needed because a dial to a known
+     * ClusterIP is refused on a port that its Service does not have. Each range is one word, so
+     * that a reader never sees half of it; 0 means unused.
+     * v4: address << 32 | mask. v6: first 56 bits of the address << 8 | prefix length (1..56).
      */
     __u64 v4[RANGES];
     __u64 v6[RANGES];
     /*
-     * Odd while rows of a hash are exchanged. The kernel puts the new element at the head of its chain and then takes
-     * the old one out: a reader between the two meets neither. Whoever finds nothing looks again if this has moved.
+     * Odd while the agent replaces rows of a hash. On a replacement the kernel inserts the new
+     * element at the head of the chain and then removes the old one, so a concurrent lookup can
+     * miss both. A lookup that finds nothing is repeated if this word is odd or has changed.
      */
     __u64 exchange;
     OTHER_LAYOUT_PAD
 };
 
-/* ---- frontend: what is dialled ---- */
+/* ---- frontend: the address, port and protocol that is dialled ---- */
 struct frontend_key {
-    struct address
-        address; /* 0.0.0.0 (mapped) or :: for a NodePort, under the node's cluster instead of a view */
+    /* For a NodePort: 0.0.0.0 (mapped) or ::, and `view` is the id of the node's cluster. */
+    struct address address;
     __u32 view;
-    __be16 port; /* 0 with protocol 0: "this ClusterIP is known" */
+    __be16 port; /* port 0 with protocol 0 marks a known ClusterIP */
     __u8 protocol;
     __u8 scope;
     OTHER_LAYOUT_PAD
 };
 
-/* Read as ONE u64. `mark` holds the kind (low 3 bits) and a tag of the key: elements of a hash are recycled at once. */
+/*
+ * Read as ONE u64. `mark` holds the kind (low 3 bits) and a tag computed from the key. The kernel
+ * recycles hash elements at once, so the tag tells whether the row still belongs to the key.
+ */
 struct frontend {
     __u32 set;
     __u32 mark;
@@ -91,8 +102,10 @@ struct frontend {
 
 enum mark { MARK_KIND = 7 };
 
-/* ---- set: the backends one kind of dial may pick from; a cache line ---- */
-enum span_base { SPAN_INLINE = 0xffffffff /* the ids stand in the row itself */ };
+/* ---- set: the backends that one kind of dial may pick from; one cache line ---- */
+
+/* SPAN_INLINE: the backend ids are in the set row itself. */
+enum span_base { SPAN_INLINE = 0xffffffff };
 
 enum { INLINE_SLOTS = 8 };
 
@@ -102,36 +115,39 @@ enum set_id {
     SET_FIRST = 2,
 };
 
-/* A backend's state and a set's role speak the same bits: "is this backend in that set" is one load. */
+/*
+ * The state of a backend and the role of a set use the same bits, so one load tells whether a
+ * backend belongs to a set.
+ */
 enum role {
     ROLE_CLUSTER = 1,
     ROLE_LOCAL = 2, /* on this node */
-    ROLE_NODE = 4, /* on the node that `node` names */
+    ROLE_NODE = 4, /* on the node in the field `node` */
 };
 
 enum when_empty {
-    EMPTY_REFUSE = 0, /* the service has no endpoint anywhere */
-    EMPTY_FAIL =
-        1, /* others exist, but not in this set or not for this dialler: empty_local decides */
+    EMPTY_REFUSE = 0, /* the service has no endpoint at all */
+    /* Endpoints exist, but not in this set or not for this client: `empty_local_drops` decides. */
+    EMPTY_FAIL = 1,
 };
 
 enum set_flag {
-    SET_SOURCE_RANGES = 1, /* the dialler's address must be in map `source` */
-    SET_OWN_NODE =
-        2, /* as a NodePort for our own addresses only (external Local); others: when_empty */
-    SET_SELF_NEXT = 4, /* a pod that its policy selects (map `member`) goes to the next set */
-    SET_V6 = 8, /* the family, which an empty set's members do not tell */
-    SET_LIMITED = 16, /* a pick costs a token of the policy's bucket; without one: the next set */
+    SET_SOURCE_RANGES = 1, /* the client's address must be in the map `source` */
+    /* NodePort with externalTrafficPolicy Local: only this node's addresses; else when_empty. */
+    SET_OWN_NODE = 2,
+    SET_SELF_NEXT = 4, /* a pod that the policy selects (map `member`) uses the next set */
+    SET_V6 = 8, /* the address family, because an empty set has no backend that shows it */
+    SET_LIMITED = 16, /* a pick takes a token from the policy's bucket; without one: next set */
 };
 
 struct set {
-    /* base:32 | count:16 | generation:16, read as one. The generation is for whoever compares two dumps. */
+    /* base:32 | count:16 | generation:16, read as one word. Only dumps use the generation. */
     __u64 span;
-    __u32 next; /* the set below in the order, SET_NONE: none */
-    __u32 owner; /* id in map `names`; index of counters */
-    __u32 affinity; /* seconds, 0: none */
-    __u32 policy; /* its number: SET_SELF_NEXT and SET_LIMITED ask by it; 0: none */
-    __u32 node; /* ROLE_NODE: id of that node */
+    __u32 next; /* the set with the next lower precedence; SET_NONE means none */
+    __u32 owner; /* id in the map `names`; index into the map `counters` */
+    __u32 affinity; /* seconds; 0 means no session affinity */
+    __u32 policy; /* policy number, used by SET_SELF_NEXT and SET_LIMITED; 0 means no policy */
+    __u32 node; /* ROLE_NODE: id of the node */
     __u8 role;
     __u8 rule;
     __u8 when_empty;
@@ -140,21 +156,21 @@ struct set {
     OTHER_LAYOUT_PAD
 };
 
-/* ---- backend: written once, but for its state ---- */
+/* ---- backend: written once, except for its state ---- */
 struct backend {
     struct address address;
     __be16 port;
     __u16 flags;
     __u32 node;
     __u32 owner;
-    __u32 state; /* generation:24 | role bits:8; role bits 0: not in use */
+    __u32 state; /* generation:24 | role bits:8; no role bits means not in use */
     OTHER_LAYOUT_PAD
 };
 
-/* ---- node: which addresses are nodes', of which cluster; read as ONE u64 ---- */
+/* ---- node: addresses of nodes and the cluster of each; read as ONE u64 ---- */
 enum node_flag {
     NODE_OWN = 1,
-    NODE_LOOPBACK = 2, /* only for diallers in the host's own network namespace */
+    NODE_LOOPBACK = 2, /* only for clients in the host's own network namespace */
     NODE_ALONE = 4, /* 127.0.0.1 itself, not all of 127.0.0.0/8 */
 };
 
@@ -164,46 +180,51 @@ struct node {
     __u32 tag;
 };
 
-/* ---- source: who may dial a load-balancer address ---- */
+/* ---- source: clients that may dial a load-balancer address (loadBalancerSourceRanges) ---- */
 struct source_key {
     __u32 prefix; /* 64 + prefix length of the mapped address */
     __u32 owner;
-    __u32 family; /* 4 or 6: a short v6 prefix would cover mapped addresses too */
+    __u32 family; /* 4 or 6, because a short v6 prefix would also cover mapped addresses */
     struct address address;
 };
 
 /*
  * ---- policies ----
- * A policy's number is the id of its name (NAME_POLICY), so it lasts as long as the policy has a set, across restarts.
- * It is the number that a bucket belongs to, not the policy's uid: one that is deleted and made again under its name gets
- * a full bucket if the agent saw it gone in between, and goes on with what is left if it did not.
+ * A policy's number is the id of its name (NAME_POLICY). It stays the same while the policy has a
+ * set, also across restarts of the agent. The bucket belongs to this number and not to the
+ * policy's uid: a policy that is deleted and created again with the same name gets a full bucket
+ * if the agent saw the deletion, and otherwise continues with the remaining tokens.
  */
 
-/* Written by the agent; one word, so that no dial sees the rate of one limit and the burst of another. 0: no limit. */
+/*
+ * Written by the agent and read as one word, so that a dial never sees the rate of one limit with
+ * the burst of another. 0 means no limit.
+ */
 struct bucket {
-    __u32 rate; /* tokens a second */
-    __u32 burst; /* tokens that it holds at most */
+    __u32 rate; /* tokens per second */
+    __u32 burst; /* capacity of the bucket in tokens */
 };
 
 /*
- * Written by the kernel, one row a policy: its sets, ports and families share it. All zero: full, which is how the agent
- * hands a number out.
+ * Written by the kernel; one row per policy, shared by all sets, ports and families of the policy.
+ * An all-zero row is a full bucket: the agent zeroes the row when it assigns the number.
  *
- * A lock, not one atomic word: a dial that lost the race for a word must try again, and the verifier wants an end to
- * that, after which a token would be refused that is there. The lock is held for a few instructions, and 6.1 takes it in
- * every program type that we use. And two words have room for exact arithmetic: credit is kept in billionths of a token,
- * so that no rate is rounded to whole nanoseconds.
+ * A spin lock guards the row instead of one atomic word. A dial that loses the race for a word
+ * would have to retry, the verifier requires a bounded number of retries, and after the last one an
+ * available token would be denied. The lock is held for a few instructions, and Linux 6.1 allows it
+ * in every program type that is used here. Two words also have room for exact arithmetic: credit is
+ * counted in billionths of a token, so no rate is rounded to whole nanoseconds.
  */
 struct level {
     struct bpf_spin_lock lock;
     __u32 pad;
-    __u64 time; /* ns, monotonic: when `credit` was right */
+    __u64 time; /* ns, monotonic: when `credit` was computed */
     __u64 credit; /* billionths of a token */
 };
 
 enum { TOKEN = 1000000000 };
 
-/* A pod that a policy selects, by the cgroup of the pod: its containers' lie below. */
+/* A pod that a policy selects, identified by the pod's cgroup. Container cgroups are below it. */
 struct member_key {
     __u64 cgroup;
     __u32 policy;
@@ -212,13 +233,16 @@ struct member_key {
 
 enum { MEMBER_LEVELS = 4 };
 
-/* ---- name: id -> text, so that restart and `status` need no API server. Its layout is versioned apart. ---- */
+/*
+ * ---- name: id -> text, so that a restart and `beeline status` need no API server ----
+ * The layout of this table is versioned separately.
+ */
 enum { NAME_TEXT = 248 };
 
 struct name {
-    __u16 length; /* 0: free */
+    __u16 length; /* 0 means that the row is free */
     __u16 kind; /* enum name_kind */
-    __u32 number; /* the service's own number, shared by all its ports */
+    __u32 number; /* the number of the service, shared by all its ports */
     __u8 text[NAME_TEXT];
 };
 
@@ -228,7 +252,7 @@ enum name_kind {
     NAME_POLICY = 3,
 };
 
-/* ---- what the kernel writes ---- */
+/* ---- rows that the kernel writes ---- */
 struct affinity_key {
     __u64 client; /* network namespace cookie */
     __u32 owner;
@@ -239,18 +263,18 @@ struct affinity {
     __u32 backend;
     __u32 generation;
     __u64 used; /* ns, monotonic */
-    struct address address; /* of that backend, so that the row outlives a change of table layout */
+    struct address address; /* address of the backend, valid across a change of table layout */
     __be16 port;
     __u16 pad;
     __u32 epoch;
 };
 
 struct counters {
-    __u64 dials; /* answered with a backend */
+    __u64 dials; /* resolved to a backend */
     __u64 refused;
     __u64 no_local;
     __u64 affinity_hits;
-    __u64 raced; /* picks that met a change and were made again */
+    __u64 raced; /* picks that were repeated because the set changed at the same time */
     __u64 source_denied;
     __u64 limited;
     __u64 pad;
@@ -258,31 +282,31 @@ struct counters {
 
 enum stat {
     STAT_RECORD_FAILED = 0, /* a socket record could not be stored */
-    STAT_RECORD_OVERFLOW = 1, /* a UDP socket talks to more services than its record holds */
-    STAT_SEND_FAILED =
-        2, /* an unconnected send was failed, as its reply could not have been shown */
+    STAT_RECORD_OVERFLOW = 1, /* a UDP socket uses more services than its record holds */
+    STAT_SEND_FAILED = 2, /* an unconnected send failed because its record was not stored */
     STAT_EVENT_LOST = 3,
     STAT_SOURCE_UNKNOWN = 4,
-    STAT_BOUND_LOOPBACK = 5, /* left alone: the socket is bound to a loopback address */
-    STAT_ORPHANED = 6, /* left alone: no agent for longer than --orphan allows */
-    STAT_RACED_OUT = 7, /* three picks in a row met a change */
+    STAT_BOUND_LOOPBACK = 5, /* not resolved: the socket is bound to a loopback address */
+    STAT_ORPHANED = 6, /* not resolved: no agent for longer than the configured time */
+    STAT_RACED_OUT = 7, /* three picks in a row raced with a change */
     STAT_OPTED_OUT = 8,
     STAT_NO_PORT = 9, /* refused: the ClusterIP is known and has no such port */
     STATS = 16,
 };
 
-/* One translation that a socket remembers. */
+/* One translation in the record of a socket. */
 struct peer {
     struct address dialled;
     struct address chosen;
     __be16 dialled_port;
-    __be16 chosen_port; /* 0: the entry is empty */
-    __u32 owner; /* 0: of other tables, known by what was dialled only; so is the backend */
-    __u32 backend; /* 0: the frontend has another by now */
-    __u32 generation; /* 24 bits, and PEER_SHADOWED */
+    __be16 chosen_port; /* 0 means that the entry is empty */
+    /* 0 means: written with tables of another epoch, so owner and backend are unknown. */
+    __u32 owner;
+    __u32 backend; /* 0 means: the frontend uses another backend by now */
+    __u32 generation; /* 24 bits, and the flag PEER_SHADOWED */
 };
 
-/* Another frontend has led to the same backend since, and is the one that is shown. */
+/* Another frontend has since been translated to the same backend; that one is reported. */
 enum peer_flag { PEER_SHADOWED = 1 << 30 };
 
 struct tcp_record {
@@ -294,12 +318,15 @@ enum { UDP_PEERS = 8 };
 struct udp_record {
     __u64 cookie;
     __u64 netns;
-    __u32 epoch; /* of the tables that the ids in it belong to */
-    __u32 used; /* entries claimed beyond peer[0] */
-    struct peer peer[UDP_PEERS]; /* [0]: the connected one */
+    __u32 epoch; /* epoch of the tables that the ids in the record belong to */
+    __u32 used; /* number of entries in use after peer[0] */
+    struct peer peer[UDP_PEERS]; /* peer[0] is the connected peer */
 };
 
-/* A translation has two rows: what to show for an answer, and which backend a frontend keeps. */
+/*
+ * A translation has two rows in the map `overflow`: one finds the address to report for a reply,
+ * the other the backend that a frontend continues to use.
+ */
 enum overflow_by { BY_CHOSEN = 0, BY_DIALLED = 1 };
 
 struct overflow_key {
@@ -310,7 +337,7 @@ struct overflow_key {
     __u32 pad;
 };
 
-/* ---- control: one row, written while running ---- */
+/* ---- control: one row, written while the programs run ---- */
 enum event_level {
     EVENTS_OFF = 0,
     EVENTS_FAILURES = 1,
@@ -319,15 +346,15 @@ enum event_level {
 };
 
 struct control {
-    __u64 heartbeat; /* ns, monotonic: the agent's last sign of life */
-    __u64 orphan; /* ns without one before dials are left alone; 0: never */
+    __u64 heartbeat; /* ns, monotonic: the agent's last heartbeat */
+    __u64 orphan; /* ns without a heartbeat after which dials are not resolved; 0 means never */
     __u32 event_level;
     __u32 event_sample; /* 1 in N */
-    __u64 cgroup_levels; /* bit L: some row of map `cgroup` is a cgroup L levels below the root */
-    /* Where cgroups of pods stand, a byte each: how many levels below the root, and one; 0: unused. */
+    __u64 cgroup_levels; /* bit L: the map `cgroup` has a cgroup that is L levels below the root */
+    /* Depths of pod cgroups below the root, one byte each, stored as depth + 1; 0 means unused. */
     __u32 member_levels;
     __u32 pad;
-    struct address host4; /* what the host itself dials from, mapped; zero: unknown */
+    struct address host4; /* source address of the host's own dials, mapped; zero means unknown */
     struct address host6;
 };
 
@@ -353,8 +380,8 @@ enum reason {
     REASON_SOURCE_DENIED = 4,
     REASON_SOURCE_UNKNOWN = 5,
     REASON_RECORD = 6, /* the record of an unconnected send could not be stored */
-    REASON_LIMITED = 7, /* over the policy's limit, and no set is below */
-    REASON_SELF = 8, /* a pod that the policy selects dialled it, and no set is below */
+    REASON_LIMITED = 7, /* above the policy's limit, and there is no next set */
+    REASON_SELF = 8, /* a pod that the policy selects dialled it, and there is no next set */
 };
 
 enum hook {
@@ -378,15 +405,15 @@ struct event {
     __u8 action;
     __u8 reason;
     __u8 hook;
-    __u8 affinity; /* 1: the backend was remembered */
+    __u8 affinity; /* 1 means that session affinity chose the backend */
     __u8 pad;
     __u32 set;
-    __u32 limited; /* as in the verdict */
-    __u32 view; /* of whoever dialled */
+    __u32 limited; /* as in struct verdict */
+    __u32 view; /* view of the process that dialled */
     char process[16];
 };
 
-/* ---- the decision's input and output: also what the test doors take and give ---- */
+/* ---- input and output of the decision ---- */
 struct dial {
     struct address address;
     struct address source;
@@ -394,15 +421,16 @@ struct dial {
     __u64 now;
     __u32 view;
     __u32 random;
-    __u32 prefer; /* the backend that the socket's record holds, 0: none */
+    __u32 prefer; /* the backend in the socket's record; 0 means none */
     __u32 prefer_generation;
     __be16 port;
     __u8 protocol;
     __u8 scope;
     __u8 source_known;
-    __u8 host; /* the dialler stands in the host's own network namespace */
+    __u8 host; /* the client is in the host's own network namespace */
     __u16 pad;
-    __u64 cgroup[MEMBER_LEVELS]; /* above the dialler, at member_levels; only if the set asks */
+    /* Ancestor cgroups of the client at `member_levels`; set only for SET_SELF_NEXT. */
+    __u64 cgroup[MEMBER_LEVELS];
 };
 
 struct verdict {
@@ -418,22 +446,22 @@ struct verdict {
     __u8 rule;
     __u8 affinity;
     __u8 races;
-    __u32 limited; /* owner of the set above whose limit this dial was; 0: of none */
+    __u32 limited; /* owner of the set whose limit the dial exceeded; 0 means that none was */
     __u32 pad;
 };
 
-/* ---- the test doors (door.bpf.c) ---- */
-struct question {
+/* ---- test entry points (test_resolver.bpf.c) ---- */
+struct test_dial {
     struct dial dial;
     struct verdict verdict;
 };
 
 /*
- * The same dial again and again while the tables change. The backend of service S stands at port P for every S, so a
- * chosen port other than `expect` is a pod of another service.
+ * One dial, repeated while the tables change. In these tests all backends of a service have the
+ * same port, so a chosen port other than `expect` is a backend of another service.
  */
-struct siege {
-    struct dial dial; /* now 0: by the clock */
+struct test_loop {
+    struct dial dial; /* now == 0: use the kernel's clock */
     __u32 rounds;
     __be16 expect;
     __u16 pad;
@@ -441,20 +469,20 @@ struct siege {
     __u64 refused;
     __u64 untouched;
     __u64 wrong;
-    __u64 took; /* ns */
-    __u32 spread; /* > 1: the dialled v4 address is counted up by a random number below this */
-    __u32 linger; /* ns that one dial in 256 waits after its look, as if interrupted there */
+    __u64 elapsed; /* ns */
+    __u32 spread; /* > 1: a random number below this is added to the dialled v4 address */
+    __u32 pause; /* ns that one dial in 256 waits after its lookup, as if it were interrupted */
 };
 
-/* A connected UDP socket with a record, as the survey reports it. */
-struct surveyed {
+/* A connected UDP socket with a record, as the socket iterators report it. */
+struct socket_entry {
     struct peer peer;
     __u64 cookie;
     __u64 netns;
     __u64 inode;
     __u32 netns_inode;
     __u32 epoch;
-    struct address local; /* with local_port and device: what netlink finds a socket by */
+    struct address local; /* netlink finds a socket by local, local_port and device */
     __be16 local_port;
     __u16 pad;
     __u32 device;
@@ -485,4 +513,4 @@ _Static_assert(sizeof(struct control) == 72, "control");
 _Static_assert(sizeof(struct event) == 104, "event");
 _Static_assert(sizeof(struct dial) == 104, "dial");
 _Static_assert(sizeof(struct verdict) == 48, "verdict");
-_Static_assert(sizeof(struct surveyed) == 104, "surveyed");
+_Static_assert(sizeof(struct socket_entry) == 104, "socket_entry");

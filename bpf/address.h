@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
-/* Addresses in their one form, IPv4 mapped: what they are, and whether two are the same. */
+/* Functions on addresses. An IPv4 address is always in IPv4-mapped form. */
 #pragma once
 #include "abi.h"
 
@@ -28,8 +28,8 @@ static __always_inline bool is_loopback(const struct address *a)
     return !a->word[0] && !a->word[1] && !a->word[2] && a->word[3] == bpf_htonl(1);
 }
 
-/* 0.0.0.0 and :: as a destination mean loopback. */
-static __always_inline void settle_any(struct address *a)
+/* The kernel treats the destinations 0.0.0.0 and :: as loopback. */
+static __always_inline void replace_any_by_loopback(struct address *a)
 {
     if (is_v4(a) && !a->word[3])
         a->word[3] = bpf_htonl(0x7f000001);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
-/* A verdict reported: failures, a sample or all, by the level in `control`. A lost event is counted. */
+/*
+ * Reports a verdict as an event: failures, a sample or all dials, by the event level in the map
+ * `control`. An event that does not fit into the ring buffer is counted as lost.
+ */
 #pragma once
 #include "resolve.h"
 

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * The first half of the decision: is what was dialled a frontend at all? Most dials are none, and end at the filter's
- * bits.
+ * The first half of the decision: finds the frontend for a dial. Most dials are not for a service,
+ * and the port bits of the filter already end those.
  *
- * The hashes are the kernel's own: a tag guards against their elements, which are recycled at once, and `exchange`
- * against a row that is missed while it is exchanged for another.
+ * Frontends and nodes are in kernel hash maps. The kernel recycles hash elements at once: a tag in
+ * the row tells whether the row belongs to the key. A row that is being replaced can be missed:
+ * the counter `exchange` tells when to look it up again.
  */
 #pragma once
 #include "address.h"
 #include "maps.h"
 
-enum { LOOKS = 3 };
+enum { LOOKUP_ATTEMPTS = 3 };
 
 struct hit {
     __u32 set;
     __u8 kind;
-    __u8 foreign; /* a NodePort at another node's address */
+    __u8 foreign; /* a NodePort on the address of another node */
     __u16 pad;
 };
 
@@ -38,7 +39,7 @@ static __always_inline __u32 tag_of_address(const struct address *a)
     return mix(h, pair(a->word[2], a->word[3])) >> 32;
 }
 
-static __always_inline __u32 tag_of(const struct frontend_key *k)
+static __always_inline __u32 tag_of_key(const struct frontend_key *k)
 {
     __u64 h = mix(0, pair(k->address.word[0], k->address.word[1]));
 
@@ -55,24 +56,24 @@ static __always_inline void count_stat(__u32 which)
         (*n)++;
 }
 
-/* Nothing was found: whether a row might have been missed because it was exchanged meanwhile. */
-static __always_inline bool was_exchanged(const struct filter *f, __u64 before)
+/* True if a lookup that found nothing may have missed a row that was being replaced. */
+static __always_inline bool may_have_missed(const struct filter *f, __u64 before)
 {
     return before & 1 || READ_ONCE(f->exchange) != before;
 }
 
-static __always_inline bool look(const struct filter *f, const struct frontend_key *key,
-                                 struct hit *hit)
+static __always_inline bool lookup_frontend(const struct filter *f, const struct frontend_key *key,
+                                            struct hit *hit)
 {
-    __u32 tag = tag_of(key);
+    __u32 tag = tag_of_key(key);
 
-    for (int i = 0; i < LOOKS; i++) {
+    for (int i = 0; i < LOOKUP_ATTEMPTS; i++) {
         __u64 before = READ_ONCE(f->exchange);
         __u64 *row = bpf_map_lookup_elem(&frontend, key);
         __u64 word;
 
         if (!row) {
-            if (was_exchanged(f, before))
+            if (may_have_missed(f, before))
                 continue;
             return false;
         }
@@ -82,23 +83,24 @@ static __always_inline bool look(const struct filter *f, const struct frontend_k
             hit->kind = (word >> 32) & MARK_KIND;
             return true;
         }
-        if (i == LOOKS - 1)
+        if (i == LOOKUP_ATTEMPTS - 1)
             count_stat(STAT_RACED_OUT);
     }
     return false;
 }
 
-/* Gives the row as one word. */
-static __always_inline bool look_node(const struct filter *f, const struct address *a, __u64 *word)
+/* Stores the row, read as one word, in `word`. */
+static __always_inline bool lookup_node(const struct filter *f, const struct address *a,
+                                        __u64 *word)
 {
     __u32 tag = tag_of_address(a);
 
-    for (int i = 0; i < LOOKS; i++) {
+    for (int i = 0; i < LOOKUP_ATTEMPTS; i++) {
         __u64 before = READ_ONCE(f->exchange);
         __u64 *row = bpf_map_lookup_elem(&node, a);
 
         if (!row) {
-            if (was_exchanged(f, before))
+            if (may_have_missed(f, before))
                 continue;
             return false;
         }
@@ -141,7 +143,7 @@ static __always_inline bool find_node_port(const struct filter *f, const struct 
 
     if (is_v4(at) && is_loopback(at))
         node_address.word[3] = bpf_htonl(0x7f000001);
-    if (!look_node(f, &node_address, &word))
+    if (!lookup_node(f, &node_address, &word))
         return false;
     if ((word >> 16) & NODE_LOOPBACK && !host)
         return false;
@@ -151,12 +153,13 @@ static __always_inline bool find_node_port(const struct filter *f, const struct 
     key->address.word[0] = key->address.word[1] = key->address.word[3] = 0;
     key->address.word[2] = is_v4(at) ? bpf_htonl(0xffff) : 0;
     hit->foreign = !((word >> 16) & NODE_OWN);
-    return look(f, key, hit);
+    return lookup_frontend(f, key, hit);
 }
 
 /*
- * In host order, and known to the verifier as 16 bits: before 6.6 it forgets the bounds of a value whose bytes were
- * swapped, and a plain mask is dropped by the compiler, which does not.
+ * Returns the port in host order, with bounds that the verifier knows. Before Linux 6.6 the
+ * verifier forgets the bounds of a value when its bytes are swapped. A plain mask does not help,
+ * because the compiler knows the bounds and removes it.
  */
 static __always_inline __u32 port_number(__be16 port)
 {
@@ -166,35 +169,35 @@ static __always_inline __u32 port_number(__be16 port)
     return number;
 }
 
-static __always_inline bool find(const struct dial *d, struct hit *hit)
+static __always_inline bool find_frontend(const struct dial *d, struct hit *hit)
 {
     struct frontend_key key = {};
     __u32 zero = 0, port = port_number(d->port), bits;
     struct filter *f = bpf_map_lookup_elem(&filter, &zero);
-    bool ranged;
+    bool in_range;
 
     if (!f || (d->protocol != IPPROTO_TCP && d->protocol != IPPROTO_UDP))
         return false;
     bits = READ_ONCE(f->ports[(d->protocol == IPPROTO_UDP) * PORT_WORDS + (port >> 5)]) >>
            ((port & 31) * 2);
     bits &= PORT_FRONTEND | PORT_NODE;
-    ranged = in_ranges(f, &d->address);
-    if (!bits && !ranged)
+    in_range = in_ranges(f, &d->address);
+    if (!bits && !in_range)
         return false;
 
     key.address = d->address;
-    settle_any(&key.address);
+    replace_any_by_loopback(&key.address);
     key.view = d->view;
     key.port = d->port;
     key.protocol = d->protocol;
     key.scope = d->scope;
     hit->foreign = 0;
-    if (bits & PORT_FRONTEND && look(f, &key, hit))
+    if (bits & PORT_FRONTEND && lookup_frontend(f, &key, hit))
         return true;
-    if (ranged) {
+    if (in_range) {
         key.port = 0;
         key.protocol = 0;
-        if (look(f, &key, hit))
+        if (lookup_frontend(f, &key, hit))
             return true;
         key.port = d->port;
         key.protocol = d->protocol;

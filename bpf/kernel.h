@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * What the programs need to know of the kernel, written out by hand: fixed-width types, the few enums and context
- * structs of the stable BPF interface, and the kernel structs that are read by CO-RE (only the fields that are read;
- * libbpf finds their real offsets at load). A generated vmlinux.h would tie the build to the building host's kernel,
- * and the system's headers would tie it to a libc.
+ * Kernel types that the programs use, written by hand: fixed-width types, a few enums and context
+ * structs of the stable BPF interface, and kernel structs that are read by CO-RE (only the fields
+ * that are read; libbpf finds their offsets at load). A generated vmlinux.h would tie the build to
+ * the kernel of the build host, and the system headers would tie it to a libc.
  */
 #pragma once
 
@@ -45,7 +45,7 @@ enum { IPPROTO_TCP = 6, IPPROTO_UDP = 17, IPPROTO_MPTCP = 262 };
 enum { ECONNREFUSED = 111, ENOBUFS = 105 };
 enum { SK_ESTABLISHED = 1 };
 
-/* Known to the kernel by its name, in the value of a map. */
+/* The kernel recognises this type by its name in the value of a map. */
 struct bpf_spin_lock {
     __u32 val;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
- * Never loaded: one variable of each type that user space reads or writes, so that their layout reaches Rust through
- * BTF and is written down once, in abi.h.
+ * This object is never loaded. It has one variable of each type that user space reads or writes, so
+ * that BTF carries the layouts of abi.h to Rust.
  */
 #include "abi.h"
 
@@ -24,9 +24,9 @@ struct counters counters_layout;
 struct tcp_record tcp_record_layout;
 struct udp_record udp_record_layout;
 struct event event_layout;
-struct question question_layout;
-struct siege siege_layout;
-struct surveyed surveyed_layout;
+struct test_dial test_dial_layout;
+struct test_loop test_loop_layout;
+struct socket_entry socket_entry_layout;
 
 enum layout layout_layout;
 enum port_bit port_bit_layout;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * Map declarations, nothing else. Sizes here are small defaults; user space sets the real ones before load. Arrays
- * that the agent changes while dials run are mapped into its memory: a change of one endpoint is a few stores.
+ * Map declarations only. The sizes are small defaults; user space sets the real sizes before load.
+ * Arrays that the agent changes while programs run are memory-mapped, so that a change of one
+ * endpoint is a few stores and no system call.
  */
 #pragma once
 #include "abi.h"
@@ -15,7 +16,7 @@
         __type(value, value_);                                                                     \
     } name_ SEC(".maps")
 
-/* the agent's */
+/* Maps that the agent writes. */
 TABLE(filter, BPF_MAP_TYPE_ARRAY, __u32, struct filter, 1, BPF_F_MMAPABLE);
 TABLE(frontend, BPF_MAP_TYPE_HASH, struct frontend_key, struct frontend, 1024, 0);
 TABLE(set, BPF_MAP_TYPE_ARRAY, __u32, struct set, 1024, BPF_F_MMAPABLE);
@@ -29,7 +30,7 @@ TABLE(names, BPF_MAP_TYPE_ARRAY, __u32, struct name, 1024, BPF_F_MMAPABLE);
 TABLE(cgroup, BPF_MAP_TYPE_HASH, __u64, struct cgroup_rule, 1024, 0);
 TABLE(control, BPF_MAP_TYPE_ARRAY, __u32, struct control, 1, BPF_F_MMAPABLE);
 
-/* the kernel's */
+/* Maps that the programs write. */
 TABLE(affinity, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 1024, 0);
 TABLE(level, BPF_MAP_TYPE_ARRAY, __u32, struct level, 1024, 0);
 TABLE(counters, BPF_MAP_TYPE_ARRAY, __u32, struct counters, 1024, BPF_F_MMAPABLE);

@@ -1,29 +1,30 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * What a policy asks of a dial: a token, and not to come from a pod that it selects. Global functions, as decide() is, so
- * that the verifier walks each once and not with every set that a dial may come to.
+ * Policy checks for a dial: take a token from the policy's bucket, and detect a client that is a
+ * pod which the policy selects. These are global functions, as decide() is, so that the verifier
+ * checks each of them once and not again for every set in the chain.
  */
 #pragma once
 #include "maps.h"
 
-/* What the bucket holds at `now`. A row that is all zero was never used: full. */
+/* The credit of the bucket at `now`. An all-zero row was never used and is a full bucket. */
 static __always_inline __u64 credit_at(const struct level *l, __u64 now, __u32 rate, __u64 full)
 {
-    __u64 credit = l->credit, passed = now - l->time;
+    __u64 credit = l->credit, elapsed = now - l->time;
 
     if (!l->time)
         return full;
-    /* Another CPU read its clock later and came first. */
-    if ((__s64)passed <= 0)
-        passed = 0;
-    /* Asked before it is multiplied: what is not yet full cannot overflow. */
-    if (rate && passed > full / rate)
+    /* Another CPU may have read its clock later and updated the row first. */
+    if ((__s64)elapsed <= 0)
+        elapsed = 0;
+    /* Checked before the multiplication, which cannot overflow while the bucket is not full. */
+    if (rate && elapsed > full / rate)
         return full;
-    credit += passed * rate;
+    credit += elapsed * rate;
     return credit < full ? credit : full;
 }
 
-/* 1: there was one, and it is taken. A number without a limit has as many as you like. */
+/* Returns 1 if a token was taken, or if the policy has no limit. */
 __attribute__((noinline)) int take_token(__u32 policy, __u64 now)
 {
     __u64 *config = bpf_map_lookup_elem(&bucket, &policy), word, full, credit;
@@ -34,7 +35,10 @@ __attribute__((noinline)) int take_token(__u32 policy, __u64 now)
     if (!word || !l)
         return 1;
     full = (word >> 32) * TOKEN;
-    /* A look without the lock, to spare a crowd over the limit the queue, might see one word old and one new. */
+    /*
+     * An unlocked check first would spare dials above the limit the lock, but it could combine an
+     * old `time` with a new `credit`.
+     */
     bpf_spin_lock(&l->lock);
     credit = credit_at(l, now, (__u32)word, full);
     if (credit >= TOKEN) {
@@ -47,7 +51,7 @@ __attribute__((noinline)) int take_token(__u32 policy, __u64 now)
     return taken;
 }
 
-/* 1: a cgroup above the dialler is that of a pod which the policy selects. */
+/* Returns 1 if an ancestor cgroup of the client is the cgroup of a pod that the policy selects. */
 __attribute__((noinline)) int is_selected(const struct dial *d, __u32 policy)
 {
     struct member_key key = { .policy = policy };

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * What a socket remembers: which address was dialled and what it became, so that getpeername and recvmsg show the
- * address that the application knows. Socket storage: freed with the socket, no shared limit, nothing to sweep.
+ * Socket records: the address that was dialled and the backend that replaced it, so that
+ * getpeername and recvmsg report the address that the application knows. Records are in socket
+ * storage: freed with the socket, without a shared limit, and without garbage collection.
  *
- * A record counts only while its backend is the peer that the kernel shows: connect(AF_UNSPEC) runs no hook, so
- * nothing can be reset there.
+ * A record is valid only while its backend is the peer that the kernel reports.
+ * connect(AF_UNSPEC) runs no hook, so a record cannot be cleared there.
  */
 #pragma once
 #include "resolve.h"
@@ -19,7 +20,7 @@ static __always_inline bool is_dialled(const struct peer *p, const struct dial *
     return p->chosen_port && p->dialled_port == d->port && same_address(&p->dialled, &d->address);
 }
 
-/* The port is what makes an entry valid: cleared first and written last. */
+/* A nonzero chosen_port makes an entry valid, so it is cleared first and written last. */
 static __always_inline void write_peer(struct peer *p, const struct dial *d,
                                        const struct verdict *v)
 {
@@ -36,8 +37,9 @@ static __always_inline void write_peer(struct peer *p, const struct dial *d,
 /* ---- TCP ---- */
 
 /*
- * MPTCP: connect runs on a subflow's socket, getpeername on the parent's, so the record is the parent's. Further subflows
- * dial by themselves what the first one reached: they neither write it nor forget it.
+ * MPTCP: connect runs on the socket of a subflow, getpeername on the parent socket. The record is
+ * therefore stored on the parent. Further subflows connect by themselves to the backend of the
+ * first one: they neither write nor clear the record.
  */
 static __always_inline bool is_subflow(struct bpf_sock *sk)
 {
@@ -71,7 +73,7 @@ static __always_inline void record_tcp(struct bpf_sock_addr *ctx, const struct d
 
 /* ---- UDP ---- */
 
-static __always_inline struct udp_record *make_udp_record(struct bpf_sock_addr *ctx)
+static __always_inline struct udp_record *get_or_create_udp_record(struct bpf_sock_addr *ctx)
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
@@ -80,7 +82,7 @@ static __always_inline struct udp_record *make_udp_record(struct bpf_sock_addr *
         return NULL;
     }
     if (r->epoch != epoch || !r->cookie) {
-        /* Ids of other tables mean nothing here; the addresses still do. */
+        /* Ids of another epoch are not valid in these tables; the addresses are. */
         for (int i = 0; i < UDP_PEERS; i++)
             r->peer[i].backend = r->peer[i].owner = 0;
         r->epoch = epoch;
@@ -90,14 +92,14 @@ static __always_inline struct udp_record *make_udp_record(struct bpf_sock_addr *
     return r;
 }
 
-/* The socket's own entries are taken; further ones are in map `overflow`. */
+/* All entries of the record are in use; further translations are in the map `overflow`. */
 static __always_inline bool is_full(const struct udp_record *r)
 {
     return r->used >= UDP_PEERS - 1;
 }
 
-static __always_inline struct overflow_key overflow_of(const struct udp_record *r, __u16 by,
-                                                       const struct address *a, __be16 port)
+static __always_inline struct overflow_key overflow_key_of(const struct udp_record *r, __u16 by,
+                                                           const struct address *a, __be16 port)
 {
     struct overflow_key key = { .cookie = r->cookie, .address = *a, .port = port, .by = by };
 
@@ -105,24 +107,31 @@ static __always_inline struct overflow_key overflow_of(const struct udp_record *
 }
 
 /*
- * The next three walk the entries and give an index, 0 for none. Global functions, as decide() is: inlined, each entry
- * that a walk may end at is a path of its own through all that follows, and together they were too many.
+ * The next three functions search the entries and return an index, 0 for none. They are global
+ * functions, as decide() is: inlined, each entry at which a search may end is a separate path
+ * through all following code, and the verifier rejected the number of paths.
  */
 
-/* Frontends that lead to one backend each keep it, but only the last dialled is shown. */
+/*
+ * Several frontends can use one backend. Each continues to use it, but only the frontend that was
+ * dialled last is reported for its replies.
+ */
 __attribute__((noinline)) int shadow_others(struct udp_record *r, const struct address *a,
-                                            __u32 port, __u32 but)
+                                            __u32 port, __u32 except)
 {
     if (!r || !a)
         return 0;
     for (__u32 i = 1; i < UDP_PEERS; i++)
-        if (i != but && is_chosen(&r->peer[i], a, port))
+        if (i != except && is_chosen(&r->peer[i], a, port))
             r->peer[i].generation |= PEER_SHADOWED;
     return 0;
 }
 
-/* The entry by which a frontend keeps its backend. One that names none is only shown, for late answers. */
-__attribute__((noinline)) int entry_of(struct udp_record *r, const struct dial *d)
+/*
+ * The entry with the backend that a frontend continues to use. An entry without a backend id is
+ * only used to report late replies.
+ */
+__attribute__((noinline)) int entry_in_use(struct udp_record *r, const struct dial *d)
 {
     if (!r || !d)
         return 0;
@@ -132,9 +141,9 @@ __attribute__((noinline)) int entry_of(struct udp_record *r, const struct dial *
     return 0;
 }
 
-/* An entry that says the same already, but for its ids. */
-__attribute__((noinline)) int entry_like(struct udp_record *r, const struct dial *d,
-                                         const struct verdict *v)
+/* The entry with the same addresses; its ids may differ. */
+__attribute__((noinline)) int entry_with_addresses(struct udp_record *r, const struct dial *d,
+                                                   const struct verdict *v)
 {
     if (!r || !d || !v)
         return 0;
@@ -144,10 +153,13 @@ __attribute__((noinline)) int entry_like(struct udp_record *r, const struct dial
     return 0;
 }
 
-/* This backend was dialled in another way than by a send to a frontend: no frontend is shown for it any more. */
+/*
+ * The application dialled this backend, but not by a send to a frontend. From now on no frontend is
+ * reported for its replies.
+ */
 static __always_inline void shadow_all(struct udp_record *r, const struct address *a, __be16 port)
 {
-    struct overflow_key key = overflow_of(r, BY_CHOSEN, a, port);
+    struct overflow_key key = overflow_key_of(r, BY_CHOSEN, a, port);
 
     shadow_others(r, a, port, 0);
     if (is_full(r) && bpf_map_lookup_elem(&overflow, &key))
@@ -157,7 +169,7 @@ static __always_inline void shadow_all(struct udp_record *r, const struct addres
 static __always_inline void record_udp_connect(struct bpf_sock_addr *ctx, const struct dial *d,
                                                const struct verdict *v)
 {
-    struct udp_record *r = make_udp_record(ctx);
+    struct udp_record *r = get_or_create_udp_record(ctx);
 
     if (!r)
         return;
@@ -165,7 +177,8 @@ static __always_inline void record_udp_connect(struct bpf_sock_addr *ctx, const 
     shadow_all(r, &v->address, v->port);
 }
 
-static __always_inline bool is_shown(const struct peer *p, const struct address *a, __be16 port)
+static __always_inline bool is_reported_for(const struct peer *p, const struct address *a,
+                                            __be16 port)
 {
     return is_chosen(p, a, port) && !(p->generation & PEER_SHADOWED);
 }
@@ -177,34 +190,40 @@ static __always_inline bool is_same(const struct peer *p, const struct dial *d,
            p->backend == v->backend && p->generation == v->generation;
 }
 
-/* Both rows stand in the map already, which is dearer to write than to ask. */
+/* True if both rows are in the map already. A lookup costs less than an update. */
 static __always_inline bool has_overflow(const struct udp_record *r, const struct dial *d,
                                          const struct verdict *v)
 {
-    struct overflow_key key = overflow_of(r, BY_DIALLED, &d->address, d->port);
+    struct overflow_key key = overflow_key_of(r, BY_DIALLED, &d->address, d->port);
 
     if (!is_same(bpf_map_lookup_elem(&overflow, &key), d, v))
         return false;
-    key = overflow_of(r, BY_CHOSEN, &v->address, v->port);
+    key = overflow_key_of(r, BY_CHOSEN, &v->address, v->port);
     return is_same(bpf_map_lookup_elem(&overflow, &key), d, v);
 }
 
 static __always_inline bool record_overflow(const struct udp_record *r, const struct dial *d,
                                             const struct verdict *v)
 {
-    struct overflow_key key = overflow_of(r, BY_DIALLED, &d->address, d->port);
+    struct overflow_key key = overflow_key_of(r, BY_DIALLED, &d->address, d->port);
     struct peer p = {};
 
     write_peer(&p, d, v);
     count_stat(STAT_RECORD_OVERFLOW);
-    /* Only what is shown must be stored: without the other row the frontend keeps no backend, no more. */
+    /*
+     * Only the BY_CHOSEN row must be stored. Without the BY_DIALLED row, the next send to the
+     * frontend picks a backend again.
+     */
     bpf_map_update_elem(&overflow, &key, &p, BPF_ANY);
-    key = overflow_of(r, BY_CHOSEN, &v->address, v->port);
+    key = overflow_key_of(r, BY_CHOSEN, &v->address, v->port);
     return bpf_map_update_elem(&overflow, &key, &p, BPF_ANY) == 0;
 }
 
-/* Its backend answers no more, or its frontend has another: the entry may be had by one that needs it. */
-static __always_inline bool is_gone(const struct peer *p)
+/*
+ * True if the backend is gone or the frontend uses another backend, so that the entry can be
+ * reused.
+ */
+static __always_inline bool is_reusable(const struct peer *p)
 {
     __u32 id = p->backend, state;
     struct backend *b = bpf_map_lookup_elem(&backend, &id);
@@ -215,25 +234,26 @@ static __always_inline bool is_gone(const struct peer *p)
     return !(state & 0xff) || state >> 8 != (p->generation & ~PEER_SHADOWED);
 }
 
-/* An entry to take over. */
-__attribute__((noinline)) int entry_gone(struct udp_record *r)
+/* An entry that can be reused; 0 means none. */
+__attribute__((noinline)) int reusable_entry(struct udp_record *r)
 {
     if (!r)
         return 0;
     for (__u32 i = 1; i < UDP_PEERS; i++)
-        if (is_gone(&r->peer[i]))
+        if (is_reusable(&r->peer[i]))
             return i;
     return 0;
 }
 
 /*
- * Where to write a translation. The frontend's former entry stays where it is, as answers of that backend may be under
- * way; it is written over only where nothing else is left. 0: there is no room.
+ * The entry to write a translation to; 0 means that there is none. The frontend's former entry
+ * stays, because replies of that backend may be in flight. It is overwritten only if no other
+ * entry is free.
  */
 static __always_inline __u32 entry_for(struct udp_record *r, const struct dial *d,
                                        const struct verdict *v, __u32 former)
 {
-    __u32 at = entry_like(r, d, v);
+    __u32 at = entry_with_addresses(r, d, v);
 
     if (at)
         return at;
@@ -241,22 +261,25 @@ static __always_inline __u32 entry_for(struct udp_record *r, const struct dial *
     if (at < UDP_PEERS)
         return at;
     r->used = UDP_PEERS - 1;
-    return former ? former : entry_gone(r);
+    return former ? former : reusable_entry(r);
 }
 
-/* False: the reply could not be shown as coming from where the application sent to, so the send must fail. */
+/*
+ * Returns false if the record cannot be stored. The reply could then not be reported with the
+ * address that the application sent to, so the send must fail.
+ */
 static __always_inline bool record_udp_send(struct bpf_sock_addr *ctx, const struct dial *d,
                                             const struct verdict *v)
 {
-    struct udp_record *r = make_udp_record(ctx);
+    struct udp_record *r = get_or_create_udp_record(ctx);
     __u32 former, at;
     struct peer *p;
 
     if (!r)
         return false;
-    former = entry_of(r, d) & (UDP_PEERS - 1);
+    former = entry_in_use(r, d) & (UDP_PEERS - 1);
     p = &r->peer[former];
-    if (former && is_shown(p, &v->address, v->port) && p->backend == v->backend)
+    if (former && is_reported_for(p, &v->address, v->port) && p->backend == v->backend)
         return true;
     at = !former && is_full(r) && has_overflow(r, d, v) ? UDP_PEERS : entry_for(r, d, v, former);
     shadow_others(r, &v->address, v->port, at);
@@ -271,7 +294,7 @@ static __always_inline bool record_udp_send(struct bpf_sock_addr *ctx, const str
     return true;
 }
 
-/* Whether the kernel's own peer is this one: connect(AF_UNSPEC) clears it without a hook. */
+/* Compares with the kernel's own peer, which connect(AF_UNSPEC) clears without a hook. */
 static __always_inline bool is_connected_to(struct bpf_sock *sk, int family,
                                             const struct address *a, __be16 port)
 {
@@ -284,11 +307,11 @@ static __always_inline bool is_connected_to(struct bpf_sock *sk, int family,
 }
 
 /*
- * One socket keeps its backend for one frontend while that backend lives. On a connected socket that is the connected
- * one: the kernel would drop the answer of another.
+ * The backend that a socket uses for a frontend stays the same while that backend exists. For a
+ * connected socket it is the connected peer: the kernel would drop replies of another backend.
  */
-static __always_inline const struct peer *peer_kept(struct bpf_sock_addr *ctx, int family,
-                                                    const struct dial *d)
+static __always_inline const struct peer *recorded_peer(struct bpf_sock_addr *ctx, int family,
+                                                        const struct dial *d)
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
     struct peer *p;
@@ -299,18 +322,18 @@ static __always_inline const struct peer *peer_kept(struct bpf_sock_addr *ctx, i
     p = &r->peer[0];
     if (is_dialled(p, d) && is_connected_to(ctx->sk, family, &p->chosen, p->chosen_port))
         return p;
-    at = entry_of(r, d);
+    at = entry_in_use(r, d);
     if (!at && is_full(r)) {
-        struct overflow_key key = overflow_of(r, BY_DIALLED, &d->address, d->port);
+        struct overflow_key key = overflow_key_of(r, BY_DIALLED, &d->address, d->port);
 
         return bpf_map_lookup_elem(&overflow, &key);
     }
     return at ? &r->peer[at & (UDP_PEERS - 1)] : NULL;
 }
 
-/* ---- what the application is shown ---- */
+/* ---- addresses reported to the application ---- */
 
-static __always_inline const struct peer *shown_by_recvmsg(struct bpf_sock_addr *ctx,
+static __always_inline const struct peer *peer_for_recvmsg(struct bpf_sock_addr *ctx,
                                                            const struct address *a, __be16 port)
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
@@ -319,21 +342,21 @@ static __always_inline const struct peer *shown_by_recvmsg(struct bpf_sock_addr 
     if (!r)
         return NULL;
     for (int i = 1; i < UDP_PEERS; i++)
-        if (is_shown(&r->peer[i], a, port))
+        if (is_reported_for(&r->peer[i], a, port))
             return &r->peer[i];
     if (is_full(r)) {
-        struct overflow_key key = overflow_of(r, BY_CHOSEN, a, port);
+        struct overflow_key key = overflow_key_of(r, BY_CHOSEN, a, port);
 
         p = bpf_map_lookup_elem(&overflow, &key);
         if (p)
             return p;
     }
-    /* A connected socket receives from its peer only. */
+    /* A connected socket receives only from its peer. */
     p = &r->peer[0];
     return ctx->sk->state == SK_ESTABLISHED && is_chosen(p, a, port) ? p : NULL;
 }
 
-static __always_inline const struct peer *shown_by_getpeername(struct bpf_sock_addr *ctx,
+static __always_inline const struct peer *peer_for_getpeername(struct bpf_sock_addr *ctx,
                                                                const struct address *a, __be16 port)
 {
     if (ctx->protocol == IPPROTO_UDP) {
@@ -351,11 +374,11 @@ static __always_inline const struct peer *shown_by_getpeername(struct bpf_sock_a
 }
 
 /*
- * A connect that is no service: an older record would give a direct dial to the same pod the virtual address. The kernel
- * may still say no to it, and a UDP socket then keeps the peer that it has: its record goes only where it would be shown
- * for the very address that is dialled.
+ * For a connect that is not for a service. An older record would make a direct dial to the same
+ * pod report the virtual address. The kernel may still reject the connect, and a UDP socket then
+ * keeps its peer: the record is cleared only if it would be reported for the dialled address.
  */
-static __always_inline void forget_udp(struct bpf_sock_addr *ctx, const struct dial *d)
+static __always_inline void clear_udp_record(struct bpf_sock_addr *ctx, const struct dial *d)
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
 
@@ -366,8 +389,12 @@ static __always_inline void forget_udp(struct bpf_sock_addr *ctx, const struct d
     shadow_all(r, &d->address, d->port);
 }
 
-/* A send that is no service, likewise; one to the connected peer may be a plain send(), which dials nothing. */
-static __always_inline void forget_sent(struct bpf_sock_addr *ctx, int family, const struct dial *d)
+/*
+ * For a send that is not for a service. A send to the connected peer may be a plain send(), which
+ * is not a new dial and leaves the record as it is.
+ */
+static __always_inline void clear_sent_peer(struct bpf_sock_addr *ctx, int family,
+                                            const struct dial *d)
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
 
@@ -375,7 +402,7 @@ static __always_inline void forget_sent(struct bpf_sock_addr *ctx, int family, c
         shadow_all(r, &d->address, d->port);
 }
 
-static __always_inline void forget_tcp(struct bpf_sock_addr *ctx)
+static __always_inline void clear_tcp_record(struct bpf_sock_addr *ctx)
 {
     bool subflow = bpf_core_type_exists(struct mptcp_sock) && is_subflow(ctx->sk);
     struct tcp_record *r =

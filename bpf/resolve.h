@@ -1,28 +1,32 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * The decision: dial in, verdict out. Knows no hook and no context, so that the same code serves every hook and the
- * doors that tests knock at; crates/model/src/resolve.rs is its twin in Rust.
+ * The decision: a dial in, a verdict out. It depends on no hook and no context, so that every hook
+ * and the test entry points (test_resolver.bpf.c) share it. crates/model/src/resolve.rs implements
+ * the same decision in Rust, and the tests compare both.
  *
- * Two steps, because most dials are no service: find() costs a bit test then and nothing else; decide() needs the
- * random number, the clock and the client, which the hook gathers only after a hit.
+ * The decision has two steps because most dials are not for a service. find_frontend() then costs
+ * one bit test. decide() needs the random number, the clock and the client, which the hook gathers
+ * only after a hit.
  *
- * Readers are never locked out and never see a half: {set, mark} and span are each loaded as one word; what they point
- * at was written before them and is recycled only after an RCU grace period. What the kernel's own hashes do besides is
- * find.h's business.
+ * Readers take no lock and never see a partial update: {set, mark} and span are each loaded as one
+ * word. The rows that they refer to were written before them and are recycled only after an RCU
+ * grace period. find.h handles the races inside the kernel's own hash maps.
  */
 #pragma once
 #include "find.h"
 #include "policy.h"
 
-enum { LINKS = 3, PICKS = 3 };
+enum { MAX_SETS = 3, PICK_ATTEMPTS = 3 };
 
-/* Fixed at load. */
-const volatile __u32 shards = 1; /* of counters; a power of two */
-const volatile __u32 epoch; /* of the tables: ids in socket records of another epoch mean nothing */
-const volatile __u8 empty_local_drops; /* --empty-local=drop */
+/* Constants that user space sets before load. */
+const volatile __u32 shards = 1; /* rows per owner in the map `counters`; a power of two */
+/* Epoch of the tables. Ids in socket records of another epoch are not valid. */
+const volatile __u32 epoch;
+const volatile __u8 empty_local_drops; /* --no-local-endpoint-action=drop */
 const volatile __u64 host_netns; /* cookie of the host's own network namespace */
 
-static __always_inline void take(const struct backend *b, __u32 id, __u32 state, struct verdict *v)
+static __always_inline void use_backend(const struct backend *b, __u32 id, __u32 state,
+                                        struct verdict *v)
 {
     v->address = b->address;
     v->port = b->port;
@@ -37,9 +41,9 @@ static __always_inline bool is_member(const struct backend *b, __u32 state, cons
     return b->owner == s->owner && state & s->role && (s->role != ROLE_NODE || b->node == s->node);
 }
 
-/* A backend that was chosen before holds while it is in the set that is used now. */
-static __always_inline bool take_again(const struct set *s, __u32 id, __u32 generation,
-                                       struct verdict *v)
+/* Uses a backend that was chosen earlier if it still belongs to the set. */
+static __always_inline bool reuse_backend(const struct set *s, __u32 id, __u32 generation,
+                                          struct verdict *v)
 {
     struct backend *b = bpf_map_lookup_elem(&backend, &id);
     __u32 state;
@@ -49,11 +53,12 @@ static __always_inline bool take_again(const struct set *s, __u32 id, __u32 gene
     state = READ_ONCE(b->state);
     if (state >> 8 != generation || !is_member(b, state, s))
         return false;
-    take(b, id, state, v);
+    use_backend(b, id, state, v);
     return true;
 }
 
-static __always_inline struct affinity_key affinity_of(const struct dial *d, const struct set *s)
+static __always_inline struct affinity_key affinity_key_of(const struct dial *d,
+                                                           const struct set *s)
 {
     struct affinity_key key = {
         .client = d->client,
@@ -64,26 +69,26 @@ static __always_inline struct affinity_key affinity_of(const struct dial *d, con
     return key;
 }
 
-static __always_inline bool take_remembered(const struct dial *d, const struct set *s,
-                                            struct verdict *v)
+static __always_inline bool use_affinity(const struct dial *d, const struct set *s,
+                                         struct verdict *v)
 {
-    struct affinity_key key = affinity_of(d, s);
+    struct affinity_key key = affinity_key_of(d, s);
     struct affinity *a = bpf_map_lookup_elem(&affinity, &key);
 
-    /* Signed: another CPU may have renewed it after our clock was read. */
+    /* Signed, because another CPU may have renewed the row after this CPU read the clock. */
     if (!a || a->epoch != epoch || (__s64)(d->now - a->used) > (__s64)s->affinity * 1000000000LL)
         return false;
-    if (!take_again(s, a->backend, a->generation, v))
+    if (!reuse_backend(s, a->backend, a->generation, v))
         return false;
     a->used = d->now;
     v->affinity = 1;
     return true;
 }
 
-static __always_inline void remember(const struct dial *d, const struct set *s,
-                                     const struct verdict *v)
+static __always_inline void store_affinity(const struct dial *d, const struct set *s,
+                                           const struct verdict *v)
 {
-    struct affinity_key key = affinity_of(d, s);
+    struct affinity_key key = affinity_key_of(d, s);
     struct affinity a = {
         .backend = v->backend,
         .generation = v->generation,
@@ -110,7 +115,7 @@ static __always_inline bool pick(const struct dial *d, const struct set *s, stru
 {
     __u32 random = d->random;
 
-    for (int i = 0; i < PICKS; i++) {
+    for (int i = 0; i < PICK_ATTEMPTS; i++) {
         __u64 span = READ_ONCE(s->span);
         __u32 count = (span >> 32) & 0xffff, id;
         struct backend *b;
@@ -123,11 +128,12 @@ static __always_inline bool pick(const struct dial *d, const struct set *s, stru
         if (b) {
             state = READ_ONCE(b->state);
             /*
-             * The last look takes what it meets: a backend of this set that is on its way out is an answer of a
-             * moment ago, a failed dial would be none at all.
+             * The last attempt accepts any backend of the owner. A backend that is being removed
+             * was valid a moment ago, which is better than a failed dial.
              */
-            if (is_member(b, state, s) || (i == PICKS - 1 && b->owner == s->owner && b->port)) {
-                take(b, id, state, v);
+            if (is_member(b, state, s) ||
+                (i == PICK_ATTEMPTS - 1 && b->owner == s->owner && b->port)) {
+                use_backend(b, id, state, v);
                 return true;
             }
         }
@@ -138,7 +144,7 @@ static __always_inline bool pick(const struct dial *d, const struct set *s, stru
     return false;
 }
 
-static __always_inline bool may_dial(const struct dial *d, const struct set *s)
+static __always_inline bool is_source_allowed(const struct dial *d, const struct set *s)
 {
     struct source_key key = {
         .prefix = 64 + 128,
@@ -156,36 +162,41 @@ static __always_inline void refuse(struct verdict *v, __u8 reason)
     v->reason = reason;
 }
 
-/* Others exist, but this dialler may not have them: refused, or left to be lost as with kube-proxy. */
-static __always_inline void fail(struct verdict *v, __u8 reason)
+/*
+ * Endpoints exist, but this client may not use them: the dial is refused, or left untouched, so
+ * that its packets are lost as with kube-proxy.
+ */
+static __always_inline void refuse_or_drop(struct verdict *v, __u8 reason)
 {
     v->action = empty_local_drops ? ACTION_UNTOUCHED : ACTION_REFUSED;
     v->reason = reason;
 }
 
 /*
- * What a socket's record holds is kept while it lives in some set of the chain: a conversation does not change servers
- * because somebody above came, or because a bucket has a token again. Sets that bar dials are decide()'s to ask; no policy
- * is above those. A pod that a policy selects keeps nothing of that policy's, which may be the pod itself.
+ * Uses the backend in the socket's record while it belongs to a set of the chain. A conversation
+ * does not change servers because a set with higher precedence got backends or because a bucket got
+ * a token. Sets with access checks are left to decide(); no policy precedes those. A pod that a
+ * policy selects keeps no backend of that policy, because the backend may be the pod itself.
  *
  * A global function, as decide() is.
  */
-__attribute__((noinline)) int keep(const struct dial *d, const struct hit *hit, struct verdict *v)
+__attribute__((noinline)) int keep_recorded(const struct dial *d, const struct hit *hit,
+                                            struct verdict *v)
 {
     __u32 id;
 
     if (!d || !hit || !v)
         return 0;
     id = hit->set;
-    for (int i = 0; i < LINKS && id != SET_NONE; i++) {
+    for (int i = 0; i < MAX_SETS && id != SET_NONE; i++) {
         struct set *s = bpf_map_lookup_elem(&set, &id);
-        bool holds;
+        bool has_backends;
 
         if (!s || s->flags & (SET_OWN_NODE | SET_SOURCE_RANGES))
             return 0;
-        holds = (READ_ONCE(s->span) >> 32) & 0xffff;
-        if (holds && !(s->flags & SET_SELF_NEXT && is_selected(d, s->policy)) &&
-            take_again(s, d->prefer, d->prefer_generation, v)) {
+        has_backends = (READ_ONCE(s->span) >> 32) & 0xffff;
+        if (has_backends && !(s->flags & SET_SELF_NEXT && is_selected(d, s->policy)) &&
+            reuse_backend(s, d->prefer, d->prefer_generation, v)) {
             v->set = id;
             v->owner = s->owner;
             v->rule = s->rule;
@@ -196,42 +207,43 @@ __attribute__((noinline)) int keep(const struct dial *d, const struct hit *hit, 
     return 0;
 }
 
-static __always_inline bool take_from(const struct dial *d, const struct set *s, struct verdict *v)
+static __always_inline bool pick_from_set(const struct dial *d, const struct set *s,
+                                          struct verdict *v)
 {
     if (!((READ_ONCE(s->span) >> 32) & 0xffff))
         return false;
-    if (d->prefer && take_again(s, d->prefer, d->prefer_generation, v))
+    if (d->prefer && reuse_backend(s, d->prefer, d->prefer_generation, v))
         return true;
-    /* What follows is a pick, also where it is remembered. */
+    /* From here on the dial is a pick, which takes a token also with session affinity. */
     if (s->flags & SET_LIMITED && !take_token(s->policy, d->now)) {
         v->limited = s->owner;
         return false;
     }
     if (!s->affinity)
         return pick(d, s, v);
-    if (take_remembered(d, s, v))
+    if (use_affinity(d, s, v))
         return true;
     if (!pick(d, s, v))
         return false;
-    remember(d, s, v);
+    store_affinity(d, s, v);
     return true;
 }
 
-/* The dial may not use this set, or nobody is in it. */
-static __always_inline void empty(const struct set *s, struct verdict *v)
+/* Sets the verdict for a set without backends, or without backends for this dial. */
+static __always_inline void fail_empty(const struct set *s, struct verdict *v)
 {
     if (s->when_empty == EMPTY_FAIL)
-        fail(v, REASON_NO_LOCAL);
+        refuse_or_drop(v, REASON_NO_LOCAL);
     else
         refuse(v, REASON_NO_ENDPOINT);
 }
 
-/* The set speaks for itself before any pick; true: the verdict stands. */
-static __always_inline bool bar(const struct dial *d, const struct hit *hit, const struct set *s,
-                                struct verdict *v)
+/* Checks the restrictions of the set. Returns true if they decided the verdict. */
+static __always_inline bool check_access(const struct dial *d, const struct hit *hit,
+                                         const struct set *s, struct verdict *v)
 {
     if (s->flags & SET_OWN_NODE && hit->foreign) {
-        empty(s, v);
+        fail_empty(s, v);
         return true;
     }
     if (s->flags & SET_SOURCE_RANGES) {
@@ -240,28 +252,29 @@ static __always_inline bool bar(const struct dial *d, const struct hit *hit, con
             v->reason = REASON_SOURCE_UNKNOWN;
             return true;
         }
-        if (!may_dial(d, s)) {
-            fail(v, REASON_SOURCE_DENIED);
+        if (!is_source_allowed(d, s)) {
+            refuse_or_drop(v, REASON_SOURCE_DENIED);
             return true;
         }
     }
     return false;
 }
 
-/* Nothing is below a set that gave no backend. */
-static __always_inline void end(const struct set *s, bool self, struct verdict *v)
+/* Sets the verdict when the last set of the chain gave no backend. */
+static __always_inline void verdict_if_empty(const struct set *s, bool self, struct verdict *v)
 {
     if (self)
         refuse(v, REASON_SELF);
     else if (v->limited && v->limited == s->owner)
         refuse(v, REASON_LIMITED);
     else
-        empty(s, v);
+        fail_empty(s, v);
 }
 
 /*
- * A global function: the verifier looks at its paths once, for any input, and not again with every path that leads here
- * and on from here. Inlined, a hook took it 700,000 instructions of at most 1,000,000, and 6.1 gave up.
+ * A global function: the verifier checks it once, for any input, and not again for every path that
+ * leads to the call. Inlined, a hook took 700,000 of the 1,000,000 instructions that the verifier
+ * allows, and Linux 6.1 rejected it.
  */
 __attribute__((noinline)) int decide(const struct dial *d, const struct hit *hit, struct verdict *v)
 {
@@ -277,9 +290,9 @@ __attribute__((noinline)) int decide(const struct dial *d, const struct hit *hit
         refuse(v, REASON_NO_PORT);
         return 0;
     }
-    if (d->prefer && keep(d, hit, v))
+    if (d->prefer && keep_recorded(d, hit, v))
         return 0;
-    for (int i = 0; i < LINKS; i++) {
+    for (int i = 0; i < MAX_SETS; i++) {
         struct set *s = bpf_map_lookup_elem(&set, &id);
 
         if (!s)
@@ -287,21 +300,21 @@ __attribute__((noinline)) int decide(const struct dial *d, const struct hit *hit
         v->set = id;
         v->owner = s->owner;
         v->rule = s->rule;
-        if (bar(d, hit, s, v))
+        if (check_access(d, hit, s, v))
             return 0;
         self = s->flags & SET_SELF_NEXT && is_selected(d, s->policy);
-        if (!self && take_from(d, s, v))
+        if (!self && pick_from_set(d, s, v))
             return 0;
         id = s->next;
         if (id == SET_NONE) {
-            end(s, self, v);
+            verdict_if_empty(s, self, v);
             return 0;
         }
     }
     return 0;
 }
 
-/* ---- what a verdict leaves behind ---- */
+/* ---- counters ---- */
 
 static __always_inline struct counters *counters_of(__u32 owner)
 {
@@ -310,8 +323,8 @@ static __always_inline struct counters *counters_of(__u32 owner)
     return bpf_map_lookup_elem(&counters, &at);
 }
 
-/* Counted where the limit is, wherever the dial went from there. */
-static __always_inline void account_limit(const struct verdict *v)
+/* Counted for the owner of the limit, whichever set served the dial. */
+static __always_inline void count_limited(const struct verdict *v)
 {
     struct counters *c = v->limited ? counters_of(v->limited) : NULL;
 
@@ -319,13 +332,13 @@ static __always_inline void account_limit(const struct verdict *v)
         __sync_fetch_and_add(&c->limited, 1);
 }
 
-static __always_inline void account(const struct verdict *v)
+static __always_inline void count_verdict(const struct verdict *v)
 {
     __u32 id = v->backend;
     struct counters *c = counters_of(v->owner);
     __u64 *n;
 
-    account_limit(v);
+    count_limited(v);
     if (c) {
         if (v->action == ACTION_RESOLVED)
             __sync_fetch_and_add(&c->dials, 1);

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
- * The socket hooks: context -> dial -> decision -> context. Everything that means anything is in resolve.h (which
- * backend), record.h (what the socket remembers) and event.h (what is told).
+ * The socket hooks: context -> dial -> decision -> context. resolve.h chooses the backend, record.h
+ * stores it for the socket, and event.h reports it.
  *
- * The v6 hooks serve IPv4 too: an AF_INET6 socket that dials ::ffff:a.b.c.d runs connect6, its unconnected send may run
- * sendmsg4 and the receive recvmsg6. Addresses are therefore in mapped form from the first line on.
+ * The v6 hooks also serve IPv4: an AF_INET6 socket that dials ::ffff:a.b.c.d runs connect6, its
+ * unconnected send may run sendmsg4, and its receive runs recvmsg6. Addresses are therefore in
+ * mapped form everywhere.
  */
 #include "record.h"
 #include "event.h"
 
-/* Not a service: as the kernel would have done without us. */
+/* Return values of the hooks. PASS: the kernel continues with the address in the context. */
 enum { PASS = 1, DENY = 0 };
 
 static __always_inline struct address dialled6(const struct bpf_sock_addr *ctx)
@@ -37,7 +38,7 @@ static __always_inline void write_address(struct bpf_sock_addr *ctx, int family,
     ctx->user_port = port;
 }
 
-/* The address that the socket is bound to; all zero: none. */
+/* The address that the socket is bound to; all zero means unbound. */
 static __always_inline struct address bound_address(struct bpf_sock *sk, int family)
 {
     struct address a = {};
@@ -61,9 +62,12 @@ static __always_inline bool is_zero(const struct address *a)
     return !(a->word[0] | a->word[1] | a->word[2] | a->word[3]);
 }
 
-/* Who dials from where, as far as the socket tells: its bound address, or the host's own in the host's namespace. */
-static __always_inline void place_source(struct bpf_sock *sk, int family, const struct control *c,
-                                         struct dial *d)
+/*
+ * Sets the source address: the address that the socket is bound to, or the host's own address in
+ * the host's network namespace. Otherwise the source is unknown.
+ */
+static __always_inline void set_source(struct bpf_sock *sk, int family, const struct control *c,
+                                       struct dial *d)
 {
     d->source = bound_address(sk, family);
     if (is_zero(&d->source) && d->host)
@@ -72,10 +76,10 @@ static __always_inline void place_source(struct bpf_sock *sk, int family, const 
 }
 
 /*
- * The view that the cgroups above this process choose in the low half, their flags in the high one. A global function, as
- * decide() is, so that the verifier walks its 24 rounds once.
+ * The view that the ancestor cgroups of this process select in the low half, their flags in the
+ * high half. A global function, as decide() is, so that the verifier checks the 24 iterations once.
  */
-__attribute__((noinline)) __u64 rule_above(__u64 levels)
+__attribute__((noinline)) __u64 ancestor_rule(__u64 levels)
 {
     __u64 found = 0;
 
@@ -93,14 +97,14 @@ __attribute__((noinline)) __u64 rule_above(__u64 levels)
     return found;
 }
 
-/* True: this process asked to be left alone, itself or by a cgroup above it. May set the view. */
+/* True if a cgroup of this process excludes it from resolution. May set the view of the dial. */
 static __always_inline bool opted_out(const struct control *c, struct dial *d)
 {
     __u64 levels = READ_ONCE(c->cgroup_levels), rule;
 
     if (!levels)
         return false;
-    rule = rule_above(levels);
+    rule = ancestor_rule(levels);
     d->view = (__u32)rule;
     if (!(rule >> 32 & CGROUP_UNTOUCHED))
         return false;
@@ -112,22 +116,23 @@ static __always_inline bool is_orphaned(const struct control *c)
 {
     __u64 now = bpf_ktime_get_ns();
 
-    /* Signed: the agent may have given a sign of life after our clock was read. */
+    /* Signed, because the agent may have written a heartbeat after this CPU read the clock. */
     if (!c->orphan || (__s64)(now - READ_ONCE(c->heartbeat)) <= (__s64)c->orphan)
         return false;
     count_stat(STAT_ORPHANED);
     return true;
 }
 
-static __always_inline bool is_ours(const struct bpf_sock_addr *ctx)
+static __always_inline bool is_supported(const struct bpf_sock_addr *ctx)
 {
     return (ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP) ||
            (ctx->type == SOCK_DGRAM && ctx->protocol == IPPROTO_UDP);
 }
 
 /*
- * The cgroups above this process at which pods stand: they tell a pod also where it is hostNetwork, and whatever cgroups
- * its containers make below. A policy's set is the first of its chain, so nobody else need ask.
+ * Stores the ancestor cgroups of this process at the depths of pod cgroups. They identify the pod
+ * also for hostNetwork pods and for cgroups that containers create below their own. The set of a
+ * policy is the first of its chain, so the first set alone shows whether they are needed.
  */
 static __always_inline void gather_cgroups(const struct control *c, const struct hit *hit,
                                            struct dial *d)
@@ -145,15 +150,16 @@ static __always_inline void gather_cgroups(const struct control *c, const struct
     }
 }
 
-/* All that a decision needs and a miss does not. */
-static __always_inline bool gather(struct bpf_sock_addr *ctx, int family, const struct control *c,
-                                   const struct hit *hit, struct dial *d)
+/* Gathers the input of the decision that a miss does not need. False: do not resolve. */
+static __always_inline bool gather_input(struct bpf_sock_addr *ctx, int family,
+                                         const struct control *c, const struct hit *hit,
+                                         struct dial *d)
 {
     struct address bound = bound_address(ctx->sk, family);
 
     if (is_orphaned(c))
         return false;
-    /* From a loopback source no pod can be reached. */
+    /* A socket that is bound to a loopback address cannot reach a pod. */
     if (is_loopback(&bound)) {
         count_stat(STAT_BOUND_LOOPBACK);
         return false;
@@ -162,7 +168,7 @@ static __always_inline bool gather(struct bpf_sock_addr *ctx, int family, const 
     d->host = d->client == host_netns;
     d->random = bpf_get_prandom_u32();
     d->now = bpf_ktime_get_ns();
-    place_source(ctx->sk, family, c, d);
+    set_source(ctx->sk, family, c, d);
     gather_cgroups(c, hit, d);
     return true;
 }
@@ -170,7 +176,7 @@ static __always_inline bool gather(struct bpf_sock_addr *ctx, int family, const 
 static __always_inline int apply(struct bpf_sock_addr *ctx, int family, const struct control *c,
                                  __u8 hook, const struct dial *d, struct verdict *v)
 {
-    account(v);
+    count_verdict(v);
     report(c, hook, d, v);
     if (v->action == ACTION_UNTOUCHED)
         return PASS;
@@ -182,24 +188,24 @@ static __always_inline int apply(struct bpf_sock_addr *ctx, int family, const st
     return PASS;
 }
 
-static __always_inline void forget(struct bpf_sock_addr *ctx, const struct dial *d)
+static __always_inline void clear_record(struct bpf_sock_addr *ctx, const struct dial *d)
 {
     if (d->protocol == IPPROTO_UDP)
-        forget_udp(ctx, d);
+        clear_udp_record(ctx, d);
     else
-        forget_tcp(ctx);
+        clear_tcp_record(ctx);
 }
 
-/* What the socket remembers of it. A refused UDP socket stays connected as it was. */
-static __always_inline void record(struct bpf_sock_addr *ctx, const struct dial *d,
-                                   const struct verdict *v)
+/* Updates the record of the socket. A refused UDP socket keeps its peer and its record. */
+static __always_inline void update_record(struct bpf_sock_addr *ctx, const struct dial *d,
+                                          const struct verdict *v)
 {
     if (v->action == ACTION_RESOLVED && d->protocol == IPPROTO_UDP)
         record_udp_connect(ctx, d, v);
     else if (v->action == ACTION_RESOLVED)
         record_tcp(ctx, d, v);
     else if (v->action == ACTION_UNTOUCHED || d->protocol == IPPROTO_TCP)
-        forget(ctx, d);
+        clear_record(ctx, d);
 }
 
 static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, struct dial *d)
@@ -209,24 +215,24 @@ static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, str
     __u32 zero = 0;
     struct control *c = bpf_map_lookup_elem(&control, &zero);
 
-    if (!c || !is_ours(ctx))
+    if (!c || !is_supported(ctx))
         return PASS;
     d->protocol = ctx->protocol;
     d->port = ctx->user_port;
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
-    if (opted_out(c, d) || !find(d, &hit) || !gather(ctx, family, c, &hit, d)) {
-        forget(ctx, d);
+    if (opted_out(c, d) || !find_frontend(d, &hit) || !gather_input(ctx, family, c, &hit, d)) {
+        clear_record(ctx, d);
         return PASS;
     }
     decide(d, &hit, &v);
-    record(ctx, d, &v);
+    update_record(ctx, d, &v);
     return apply(ctx, family, c, HOOK_CONNECT, d, &v);
 }
 
 static __always_inline void prefer_recorded(struct bpf_sock_addr *ctx, int family, struct dial *d)
 {
-    const struct peer *p = peer_kept(ctx, family, d);
+    const struct peer *p = recorded_peer(ctx, family, d);
 
     if (p) {
         d->prefer = p->backend;
@@ -241,20 +247,21 @@ static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct
     __u32 zero = 0;
     struct control *c = bpf_map_lookup_elem(&control, &zero);
 
-    if (!c || !is_ours(ctx))
+    if (!c || !is_supported(ctx))
         return PASS;
     d->protocol = IPPROTO_UDP;
     d->port = ctx->user_port;
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
     /*
-     * A plain send() on a connected AF_INET6 socket with a mapped peer runs the v4 send hook with the kernel's peer,
-     * which may be a frontend itself (a hostNetwork pod, or a service address that connect left alone): no new dial.
+     * A plain send() on a connected AF_INET6 socket with a mapped peer runs the v4 send hook with
+     * the kernel's peer. That peer may be a frontend itself (a hostNetwork pod, or a service
+     * address that connect left untouched), but the send is not a new dial.
      */
-    if (opted_out(c, d) || !find(d, &hit) ||
+    if (opted_out(c, d) || !find_frontend(d, &hit) ||
         is_connected_to(ctx->sk, family, &d->address, d->port) ||
-        !gather(ctx, family, c, &hit, d)) {
-        forget_sent(ctx, family, d);
+        !gather_input(ctx, family, c, &hit, d)) {
+        clear_sent_peer(ctx, family, d);
         return PASS;
     }
     prefer_recorded(ctx, family, d);
@@ -264,11 +271,12 @@ static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct
         refuse(&v, REASON_RECORD);
     }
     if (v.action == ACTION_UNTOUCHED)
-        forget_sent(ctx, family, d);
+        clear_sent_peer(ctx, family, d);
     return apply(ctx, family, c, HOOK_SEND, d, &v);
 }
 
-static __always_inline int show(struct bpf_sock_addr *ctx, int family, const struct peer *p)
+static __always_inline int report_dialled(struct bpf_sock_addr *ctx, int family,
+                                          const struct peer *p)
 {
     if (p)
         write_address(ctx, family, &p->dialled, p->dialled_port);
@@ -312,7 +320,7 @@ int recvmsg4(struct bpf_sock_addr *ctx)
 {
     struct address a = mapped(ctx->user_ip4);
 
-    return show(ctx, 4, shown_by_recvmsg(ctx, &a, ctx->user_port));
+    return report_dialled(ctx, 4, peer_for_recvmsg(ctx, &a, ctx->user_port));
 }
 
 SEC("cgroup/recvmsg6")
@@ -320,7 +328,7 @@ int recvmsg6(struct bpf_sock_addr *ctx)
 {
     struct address a = dialled6(ctx);
 
-    return show(ctx, 6, shown_by_recvmsg(ctx, &a, ctx->user_port));
+    return report_dialled(ctx, 6, peer_for_recvmsg(ctx, &a, ctx->user_port));
 }
 
 SEC("cgroup/getpeername4")
@@ -328,7 +336,7 @@ int getpeername4(struct bpf_sock_addr *ctx)
 {
     struct address a = mapped(ctx->user_ip4);
 
-    return show(ctx, 4, shown_by_getpeername(ctx, &a, ctx->user_port));
+    return report_dialled(ctx, 4, peer_for_getpeername(ctx, &a, ctx->user_port));
 }
 
 SEC("cgroup/getpeername6")
@@ -336,7 +344,7 @@ int getpeername6(struct bpf_sock_addr *ctx)
 {
     struct address a = dialled6(ctx);
 
-    return show(ctx, 6, shown_by_getpeername(ctx, &a, ctx->user_port));
+    return report_dialled(ctx, 6, peer_for_getpeername(ctx, &a, ctx->user_port));
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

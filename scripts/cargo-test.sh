@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# The tests, part by part, and one closing line with the sums of all parts, so that no test is skipped unseen.
+# Runs the tests in parts and prints one summary line for all parts, so that no skipped test goes unnoticed.
 #
 #   scripts/cargo-test.sh PART...
 #
-#   host      everything that needs no cluster, on the running kernel
-#   server    the agent and its source against etcd and kube-apiserver, which the kit builds
-#   cluster   in a real Kubernetes of three nodes, which is started and ended here
-#   stand     from hosts outside such a cluster, which has kube-proxy on its nodes: routed, macvlan, at the edge, bad claims
-#   outside   the same, by node, routes that come and go, the ground of it, three clusters with the same ranges under faults
-#   edge      on an edge node of KubeEdge, whose programs the kit builds, with an API server in the cloud
-#   guest     with virtual machines beside such a cluster
+#   host           all tests that need no cluster, on the running kernel
+#   server         agent and controller against a real etcd and kube-apiserver
+#   cluster        in a real three-node Kubernetes, which this script starts and removes
+#   outside-basic  from hosts outside such a cluster with kube-proxy: routed, macvlan, edge, invalid claims
+#   outside        all tests from hosts outside: also by node, changing routes, three clusters under faults
+#   edge           on a KubeEdge edge node
+#   guest          with virtual machines beside such a cluster
 #
-# A part that fails does not keep the next from running; one that could not run at all is a failure with its name.
+# A failing part does not stop the next one. A part that runs no test counts as failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,14 +19,14 @@ kit=${BEELINE_KIT:-target/debug/kit}
 log=${BEELINE_TEST_LOG:-target/test.log}
 mkdir -p "$(dirname "$log")"
 
-# Feature choices are the workspace's in every part, or the dependencies would be built twice.
+# Every part uses --workspace, because another selection of packages enables other features and rebuilds dependencies.
 host() { cargo test --workspace --no-fail-fast; }
 
 server() { "$kit" build --helm && cargo test --workspace --test api_server -- --test-threads=1; }
 
 cluster() { in_cluster cluster ""; }
 
-stand() { in_cluster outside "--skip ground:: --skip several:: --skip flap:: --skip node::" --proxy nftables; }
+outside_basic() { in_cluster outside "--skip host_routes:: --skip three_clusters:: --skip route_changes:: --skip node_ports::" --proxy nftables; }
 
 outside() { in_cluster outside "" --proxy nftables; }
 
@@ -34,7 +34,7 @@ edge() { "$kit" build --edge && cargo test --workspace --test kubeedge -- --noca
 
 guest() { scripts/guest.sh && in_cluster guest ""; }
 
-# Ends the cluster also after a failure; its logs stay in the cache.
+# Removes the cluster also after a failure; its logs stay in the cache.
 in_cluster() {
     local name=$1 skip=$2 code=0
     shift 2
@@ -48,18 +48,18 @@ in_cluster() {
 status=0
 : >"$log"
 for part in "$@"; do
-    [[ " host server cluster stand outside edge guest " == *" $part "* ]] || {
-        echo "test: there is no part '$part': host, server, cluster, stand, outside, edge or guest" >&2
+    [[ " host server cluster outside-basic outside edge guest " == *" $part "* ]] || {
+        echo "test: unknown part '$part'; the parts are host, server, cluster, outside-basic, outside, edge and guest" >&2
         exit 2
     }
     echo "== part $part" | tee -a "$log"
-    "$part" 2>&1 | tee -a "$log" || {
+    "${part//-/_}" 2>&1 | tee -a "$log" || {
         status=$?
         echo "== failed $part" >>"$log"
     }
 done
 
-# A part without one result is no success, whatever its programs said.
+# A part without any test result counts as failed, whatever its exit code.
 awk -v seconds="$SECONDS" -v kernel="$(uname -r)" '
     /^== part / { part = $3; parts[++count] = part }
     /^== failed / { broken[$3] = 1 }

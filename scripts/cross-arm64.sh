@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Cross-compiles the release binary for arm64 on Debian 12 (amd64): scripts/cross-arm64.sh [--check]
 #
-#   --check   only type-check and build the C parts: no link, a fraction of the time
+#   --check   type-check and build the C parts, do not link
 #
 # The compiler is Debian's package gcc-aarch64-linux-gnu. libelf and zlib, which libbpf links to, come from Debian's
-# arm64 packages, unpacked in a cache and never installed: the machine's own dpkg learns of no other architecture. The
-# kernel half needs nothing: BPF knows only an endianness, and both architectures are little-endian.
+# arm64 packages, unpacked into a cache and not installed, so that dpkg needs no foreign architecture. The eBPF programs
+# need no cross-compiling: BPF depends only on the byte order, and both architectures are little-endian.
 #
 # Environment: BEELINE_CACHE (default ~/.cache/beeline), CARGO_TARGET_DIR.
 set -euo pipefail
@@ -20,7 +20,7 @@ die() {
     exit 1
 }
 
-# This machine's own sources and keys, but lists and state of our own, for arm64.
+# apt with this machine's sources and keys, but with private lists and state for arm64.
 foreign_apt() {
     apt-get -q -o Dir::State="$root/apt/state" -o Dir::State::status="$root/apt/status" -o Dir::Cache="$root/apt/cache" \
         -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root \
@@ -30,7 +30,7 @@ foreign_apt() {
 libraries() {
     local packages=(libelf-dev libelf1 zlib1g-dev zlib1g)
     if [[ -e $root/complete ]]; then
-        say "libelf and zlib for arm64 are in $root"
+        say "libelf and zlib for arm64 are cached in $root"
         return
     fi
     say "unpacking ${packages[*]} for arm64 in $root"
@@ -38,7 +38,7 @@ libraries() {
     mkdir -p "$root"/{apt/state/lists/partial,apt/cache/archives/partial,deb,sysroot}
     touch "$root/apt/status"
     foreign_apt update >"$root/log" 2>&1 && (cd "$root/deb" && foreign_apt download "${packages[@]}") >>"$root/log" 2>&1 ||
-        die "Debian's arm64 packages: $(tail -n 1 "$root/log")" "apt's sources must offer arm64: see $root/log"
+        die "cannot download Debian's arm64 packages: $(tail -n 1 "$root/log")" "check that apt's sources offer arm64; see $root/log"
     local package
     for package in "$root"/deb/*.deb; do
         dpkg-deb -x "$package" "$root/sysroot"
@@ -50,13 +50,13 @@ libraries() {
 tools() {
     scripts/setup.sh build cross
     if ! rustc --print target-libdir --target "$target" 2>/dev/null | xargs -I{} test -d {}; then
-        command -v rustup >/dev/null || die "Rust's library for $target" "install it for this toolchain"
+        command -v rustup >/dev/null || die "Rust's standard library for $target is missing" "install it for this toolchain"
         say "adding $target to the Rust toolchain"
-        rustup -q target add "$target" || die "Rust's library for $target" "rustup target add $target"
+        rustup -q target add "$target" || die "cannot add Rust's standard library for $target" "rustup target add $target"
     fi
 }
 
-# The host's own pkg-config files must not answer for the target.
+# pkg-config must use the target's files, not the host's.
 environment() {
     local lib=$root/sysroot/usr/lib/aarch64-linux-gnu
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
@@ -66,11 +66,11 @@ environment() {
     export PKG_CONFIG_ALLOW_CROSS=1 PKG_CONFIG_SYSROOT_DIR=$root/sysroot PKG_CONFIG_LIBDIR=$lib/pkgconfig
 }
 
-# What came out must be what was asked for.
-look() {
+# Fails unless the binary is for arm64.
+check_binary() {
     local binary=$1 kind needed
     kind=$(aarch64-linux-gnu-readelf -h "$binary" | sed -n 's/^ *Machine: *//p')
-    [[ $kind == AArch64 ]] || die "$binary is for $kind" "look at the linker that cargo used: cargo build -v"
+    [[ $kind == AArch64 ]] || die "$binary is for $kind, expected AArch64" "check the linker with cargo build -v"
     needed=$(aarch64-linux-gnu-readelf -d "$binary" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' | tr '\n' ' ')
     say "$binary: $kind, $(stat -c %s "$binary") bytes, needs $needed"
 }
@@ -82,7 +82,7 @@ case ${1:-} in
     --check) cargo check --locked --release --target "$target" -p beeline ;;
     "")
         cargo build --locked --release --target "$target" -p beeline
-        look "${CARGO_TARGET_DIR:-target}/$target/release/beeline"
+        check_binary "${CARGO_TARGET_DIR:-target}/$target/release/beeline"
         ;;
-    *) die "there is no option $1" "scripts/cross-arm64.sh [--check]" ;;
+    *) die "unknown option $1" "scripts/cross-arm64.sh [--check]" ;;
 esac

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A Debian guest for qemu: a disk, its kernel and its initramfs, made once from Debian's packages and kept in the cache.
+# Builds a Debian guest for qemu (disk, kernel, initramfs) from Debian's packages, once, and caches it.
 #
-#   scripts/guest.sh [--refresh]      --refresh makes it again, with today's packages
+#   scripts/guest.sh [--refresh]      --refresh builds it again with the current packages
 #
-# Prints the folder. The kit boots copies of the disk (testing/kit/src/guest.rs), without KVM; commands go to QEMU's own
-# guest agent, so that no test depends on the network that it tests. What a guest is to know of its network is a file on a
-# second disk, labelled "seed", which is mounted at /seed.
+# Prints the cache directory. The kit boots copies of the disk (testing/kit/src/guest.rs), without KVM; commands go through QEMU's
+# guest agent, so that no test depends on the network under test. The guest's network configuration is a file on a second
+# disk, labelled "seed" and mounted at /seed.
 #
 # Environment: BEELINE_CACHE (default ~/.cache/beeline).
 set -euo pipefail
@@ -25,7 +25,7 @@ die() {
 
 # --- the root file system ----------------------------------------------------------------------------------------
 
-# Without a mirror's name mmdebstrap takes the machine's own apt sources, where the release is the same.
+# Without a mirror argument mmdebstrap uses this machine's apt sources.
 install_packages() {
     local root=$1 included
     included=$(IFS=,; echo "${packages[*]}")
@@ -33,23 +33,23 @@ install_packages() {
         "$release" "$root" || die "mmdebstrap failed, see above" "is $release in this machine's apt sources?"
 }
 
-# Before the kernel is installed: its initramfs is to hold what finds the disk, and nothing else. Loading takes a guest
-# without KVM long enough.
+# Runs before the kernel is installed. The initramfs contains only the drivers of the disk, because a guest without KVM
+# loads slowly.
 drivers() {
     mkdir -p "$1/etc/initramfs-tools/conf.d"
     printf 'MODULES=list\nCOMPRESS=lz4\n' >"$1/etc/initramfs-tools/conf.d/guest.conf"
     printf 'virtio_pci\nvirtio_blk\n' >"$1/etc/initramfs-tools/modules"
 }
 
-# The packages' own settings, but: a fixed identity, so that no boot is a first boot; nothing that starts by the clock;
-# networkd, told by the seed; names by systemd-resolved.
-furnish() {
+# Changes to the packages' defaults: a fixed machine id, so that no boot is a first boot; no timers; systemd-networkd
+# configured from the seed disk; DNS by systemd-resolved.
+configure() {
     local root=$1 unit
     echo guest >"$root/etc/hostname"
     printf '127.0.0.1 localhost guest\n::1 localhost\n' >"$root/etc/hosts"
     echo 8e2a1c50b7d14f4c9a63d5e80f1b7246 >"$root/etc/machine-id"
     printf '/dev/vda / ext4 noatime 0 1\nLABEL=seed /seed ext4 ro,nofail,x-systemd.device-timeout=900 0 0\n' >"$root/etc/fstab"
-    # Without KVM, on a busy machine, a minute and a half is no sign that something hangs.
+    # Without KVM on a busy machine, services may take longer than the default of 90 s to start.
     mkdir -p "$root/etc/systemd/system.conf.d"
     printf '[Manager]\nDefaultTimeoutStartSec=900\nDefaultTimeoutStopSec=120\n' >"$root/etc/systemd/system.conf.d/slow.conf"
     mkdir -p "$root/seed" "$root/etc/systemd/network" "$root/etc/systemd/system/systemd-networkd.service.d"
@@ -66,7 +66,7 @@ furnish() {
 
 # --- the disk ----------------------------------------------------------------------------------------------------
 
-# The disk comes last and by rename: what is there is whole.
+# The disk is renamed into place last, so that an existing disk is always complete.
 make_disk() {
     local root=$1
     cp "$root"/boot/vmlinuz-* "$cache/vmlinuz"
@@ -81,14 +81,14 @@ build() {
     rm -rf "$root" "$cache/disk.img"
     mkdir -p "$cache"
     trap 'rm -rf "$cache/root"' EXIT
-    say "making a Debian $release from its packages (a minute, once)"
+    say "building a Debian $release disk from packages (a minute, once)"
     install_packages "$root"
-    furnish "$root"
+    configure "$root"
     make_disk "$root"
     stamp >"$cache/stamp"
 }
 
-# This file says all that the disk is made from.
+# The disk depends only on this script.
 stamp() { sha256sum "$self" | cut -d' ' -f1; }
 
 case ${1:-} in
@@ -97,8 +97,8 @@ case ${1:-} in
     '') ;;
     *) die "unknown option $1" "scripts/guest.sh [--refresh]" ;;
 esac
-[[ $EUID == 0 ]] || die "making a root file system needs root" "run the same command with sudo"
-[[ $(uname -m) == x86_64 ]] || die "the guest is x86_64; this is $(uname -m)" "run it on such a machine"
+[[ $EUID == 0 ]] || die "building a root file system needs root" "run the same command with sudo"
+[[ $(uname -m) == x86_64 ]] || die "the guest is x86_64, but this machine is $(uname -m)" "run it on an x86_64 machine"
 for tool in mmdebstrap mke2fs; do
     command -v "$tool" >/dev/null || die "$tool is missing" "scripts/setup.sh guest"
 done

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Beeline's image from deploy/Dockerfile, without a daemon and without a registry.
+# Builds the container image from deploy/Dockerfile without a daemon and without pulling anything.
 #
 #   scripts/image.sh [BINARY]          default: target/release/beeline
 #
-# buildah builds the last stage of the Dockerfile as it stands. What the first stage would compile is given to it (BINARY),
-# and Debian's base image is made from Debian's archive: nothing is pulled. The base is kept in the cache. The image is
-# tried, and written to target/image/beeline.tar for `ctr images import`, `podman load` and `docker load`.
+#   IMAGE=REPOSITORY:TAG    the name of the image; default: ghcr.io/beeline-dev/beeline:VERSION
+#   PUSH=1                  push it to the registry in its name; log in with `buildah login REGISTRY` first
+#
+# buildah builds the last stage of the Dockerfile. BINARY replaces what the first stage would compile, and Debian's base
+# image is built from Debian's archive and cached. The script runs the image once and writes target/image/beeline.tar for
+# `ctr images import`, `podman load` and `docker load`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +17,7 @@ cache=${BEELINE_CACHE:-$HOME/.cache/beeline}/image
 release=$(sed -n 's/^ARG DEBIAN=//p' deploy/Dockerfile)
 base=docker.io/library/debian:$release-slim
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
-name=ghcr.io/beeline-dev/beeline:$version
+name=${IMAGE:-ghcr.io/beeline-dev/beeline:$version}
 
 say() { echo "image: $*"; }
 die() {
@@ -23,6 +26,7 @@ die() {
 }
 store() { buildah --root "$cache/store" --runroot "$cache/run" --storage-driver vfs "$@"; }
 
+[[ ${name##*/} == *:* ]] || die "IMAGE=$name has no tag" "name it with a tag, such as $name:$version"
 [[ -x $binary ]] || die "$binary is missing" "make release, or scripts/image.sh BINARY"
 [[ $EUID == 0 ]] || die "making a Debian root file system needs root" "run the same command with sudo"
 for tool in buildah mmdebstrap; do
@@ -31,7 +35,7 @@ done
 mkdir -p "$cache" target/image
 
 if ! store inspect --type image "$base" >/dev/null 2>&1; then
-    say "making $base from Debian's archive (half a minute, once)"
+    say "building $base from Debian's archive (half a minute, once)"
     mmdebstrap --quiet --variant=apt --mode=root "$release" "$cache/base.tar"
     container=$(store from scratch)
     store add --quiet "$container" "$cache/base.tar" / >/dev/null
@@ -40,7 +44,7 @@ if ! store inspect --type image "$base" >/dev/null 2>&1; then
     rm "$cache/base.tar"
 fi
 
-# The stage `build` is this folder.
+# This folder replaces the stage `build`.
 install -D -m 755 "$binary" target/image/build/out/beeline
 say "building $name from deploy/Dockerfile with $binary"
 store build --isolation chroot --network host --pull-never --quiet --build-context build=target/image/build \
@@ -48,11 +52,15 @@ store build --isolation chroot --network host --pull-never --quiet --build-conte
 
 container=$(store from --pull-never "$name")
 trap 'store rm "$container" >/dev/null' EXIT
-said=$(store run --isolation chroot "$container" -- beeline --version) || die "the program does not run in its image" \
+output=$(store run --isolation chroot "$container" -- beeline --version) || die "beeline --version failed in the image" \
     "was it built on a newer system than Debian $release?"
-[[ $said == "beeline $version" ]] || die "the image says '$said', and this is $version" "make release, and again"
+[[ $output == "beeline $version"* ]] || die "the binary in the image has version '$output', expected $version" "run make release, then make image"
 store run --isolation chroot "$container" -- test -x /usr/share/beeline/detach-wait -a -x /usr/bin/curl ||
-    die "the uninstall hook's programs are not in the image" "look at deploy/Dockerfile"
+    die "detach-wait or curl is missing in the image" "check the last stage of deploy/Dockerfile"
 rm -f target/image/beeline.tar
 store push --quiet "$name" "docker-archive:target/image/beeline.tar:$name"
 say "$name: $(du -h target/image/beeline.tar | cut -f1) at target/image/beeline.tar"
+if [[ ${PUSH:-} ]]; then
+    say "pushing $name"
+    store push --quiet "$name" "docker://$name" || die "cannot push $name" "check the registry's name and buildah login ${name%%/*}"
+fi

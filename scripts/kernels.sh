@@ -4,26 +4,26 @@
 #   scripts/kernels.sh [--refresh] [--test PROGRAM] [NAME...]
 #
 #   NAME        a kernel of the table below; default: all of them
-#   --test      the program to run as /test in the guest (default target/debug/kernel-floor); it takes no arguments,
+#   --test      the program to run as /test in the guest (default target/debug/kernel-check); it takes no arguments,
 #               finds target/debug/beeline as /beeline, and must print "RESULT: N passed, N failed" as a line of its own
 #   --refresh   ask the archive for newer kernels now (otherwise once a week)
 #
-# The packages are downloaded and unpacked in a cache, never installed: a private apt root per kernel keeps this
-# machine's sources and pins as they are. No package scripts run, so modules.dep is made here.
+# The packages are downloaded and unpacked in a cache, and never installed: a private apt root per kernel leaves the apt
+# sources and pins of this machine unchanged. No package scripts run, so this script creates modules.dep.
 #
 # Environment: BEELINE_CACHE (default ~/.cache/beeline), BEELINE_BOOT_LIMIT (seconds for one guest, default 600),
 # BEELINE_DEBIAN_MIRROR and BEELINE_DEBIAN_SECURITY (archive addresses; default: those this machine's apt uses).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# name, what it is for, and the suites that offer it. The newest kernel of the suites is taken, by their own
-# meta-package. The cloud flavour has all we need (BPF, cgroup2, IPv6, MPTCP, io_uring) and a third of the modules.
+# Name of the kernel and the suites to take it from. The meta-package of the suites selects their newest kernel. The cloud
+# flavour has everything that the tests need (BPF, cgroup2, IPv6, MPTCP, io_uring) and a third of the modules.
 kernels=(
     "floor     bookworm security:bookworm-security"
     "backport  bookworm-backports"
     "newest    trixie-backports"
 )
-# Loaded on demand by the guest's modprobe. What a kernel has built in is not looked for.
+# Modules that the guest's modprobe loads on demand. A module that a kernel has built in is skipped.
 modules=(inet_diag tcp_diag udp_diag mptcp_diag veth dummy llc stp bridge)
 
 cache=${BEELINE_CACHE:-$HOME/.cache/beeline}/kernels
@@ -31,12 +31,12 @@ limit=${BEELINE_BOOT_LIMIT:-600}
 out=target/kernels
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-say() { echo "kernels: $*"; }
+log_line() { echo "kernels: $*"; }
 die() { echo "kernels: $*" >&2; exit 1; }
 
-# --- where Debian's archive is ---------------------------------------------------------------------------------
+# --- address of the Debian archive ----------------------------------------------------------------------------
 
-# The address that this machine's own apt uses for a release, so that a local mirror or proxy is honoured.
+# The archive address that apt of this machine uses for a release, so that a local mirror or proxy is used.
 own_archive() {
     apt-get indextargets --format '$(RELEASE) $(REPO_URI)' 2>/dev/null | awk -v r="$1" '$1 == r { print $2; exit }'
 }
@@ -74,12 +74,12 @@ write_sources() {
             security:*) uri=$(archive security) ;;
             *) uri=$(archive main) ;;
         esac
-        [[ $uri ]] || continue # no security archive configured here: the point release will do
+        [[ $uri ]] || continue # No security archive is configured: the point release is used.
         echo "deb [signed-by=$keyring] $uri ${suite#security:} main"
     done >"$root/sources.list"
 }
 
-# Lists of suites at most a week old; without a network, what an earlier run left will do.
+# Updates package lists that are older than a week. Without a network, the lists of an earlier run are used.
 update_lists() {
     local name=$1 root=$2
     shift 2
@@ -89,18 +89,18 @@ update_lists() {
         return
     fi
     write_sources "$root" "$@"
-    say "$name: reading the package lists of $*"
+    log_line "$name: reading the package lists of $*"
     if private_apt apt-get "$root" update >"$root/update.log" 2>&1 && ! grep -q '^[EW]: Failed' "$root/update.log"; then
         touch "$root/updated"
     elif [[ -e $root/updated ]]; then
-        say "$name: the archive does not answer; using the lists of $(date -r "$root/updated" +%F)"
+        log_line "$name: the archive does not respond; using the lists of $(date -r "$root/updated" +%F)"
     else
         sed 's/^/    /' "$root/update.log" >&2
         die "$name: cannot read the package lists of $*"
     fi
 }
 
-# --- the kernel itself -----------------------------------------------------------------------------------------
+# --- kernel packages -------------------------------------------------------------------------------------------
 
 # Direct dependencies of a package that match a pattern.
 depends_on() {
@@ -115,7 +115,7 @@ kernel_packages() {
     depends_on "$root" "$image" '^linux-(binary|modules|base)-[0-9]'
 }
 
-# Prints the folder of the unpacked kernel; everything else goes to stderr.
+# Prints the directory of the unpacked kernel; all other output goes to stderr.
 fetch() {
     local name=$1 root=$cache/$1/apt image folder package
     shift
@@ -126,14 +126,14 @@ fetch() {
     if [[ ! -e $folder/complete ]]; then
         rm -rf "$folder"
         mkdir -p "$folder/deb"
-        say "$name: downloading $image" >&2
+        log_line "$name: downloading $image" >&2
         for package in $(kernel_packages "$root" "$image"); do
             (cd "$folder/deb" && private_apt apt-get "$root" download "$package") >"$root/download.log" 2>&1 ||
                 die "$name: download of $package failed: $(tail -n 1 "$root/download.log")"
         done
         unpack "$folder"
         touch "$folder/complete"
-        find "$cache/$name" -maxdepth 1 -name 'linux-image-*' ! -name "$image" -exec rm -rf {} + # superseded
+        find "$cache/$name" -maxdepth 1 -name 'linux-image-*' ! -name "$image" -exec rm -rf {} + # An older kernel.
     fi
     echo "$folder"
 }
@@ -146,7 +146,7 @@ unpack() {
     rm -rf "$folder/deb"
 }
 
-# Images moved from /boot into the module folder with the split packages.
+# The split packages have the image in the module directory instead of /boot.
 kernel_file() {
     local found
     found=$(find "$1/root" \( -path "*/boot/$2-*" -o -path "*/modules/*/$2" \) -type f | head -n 1)
@@ -156,11 +156,11 @@ kernel_file() {
 
 # --- the guest -------------------------------------------------------------------------------------------------
 
-# A program and the shared libraries it names, under the same paths.
+# Copies a program, and its shared libraries under their own paths.
 add_program() {
     local stage=$1 program=$2 as=$3 library
     install -D "$program" "$stage$as"
-    strip --strip-debug "$stage$as" 2>/dev/null || true # not every test program is an ELF file
+    strip --strip-debug "$stage$as" 2>/dev/null || true # Not every test program is an ELF file.
     { ldd "$program" 2>/dev/null || true; } | grep -oE '/[^ ]+' | while read -r library; do
         [[ -e $stage$library ]] || install -D "$(readlink -f "$library")" "$stage$library"
     done
@@ -186,11 +186,11 @@ build_initramfs() {
     local folder=$1 version=$2 image=$3 stage
     stage=$(mktemp -d "$out/stage.XXXXXX")
     mkdir -p "$stage"/{bin,proc,sys,dev,etc}
-    ln -s bin "$stage/sbin" # the kernel asks for /sbin/modprobe
+    ln -s bin "$stage/sbin" # The kernel runs /sbin/modprobe.
     install -D "$(command -v busybox)" "$stage/bin/busybox"
     install -m 755 scripts/kernels/init "$stage/init"
     cp "$(kernel_file "$folder" config)" "$stage/etc/kernel.config"
-    add_program "$stage" "$(command -v ip)" /bin/ip # busybox's own ip knows no veth and no netns
+    add_program "$stage" "$(command -v ip)" /bin/ip # The ip of busybox supports neither veth nor netns.
     add_program "$stage" "$program" /test
     add_program "$stage" "$beeline" /beeline
     add_modules "$stage" "$folder" "$version"
@@ -198,11 +198,10 @@ build_initramfs() {
     rm -rf "$stage"
 }
 
-# No KVM: this must run where a cloud machine offers none. Five-level paging is only work for TCG, so la57 is off. cx16
-# is off because qemu 7.2 now and then corrupts the flags after a cmpxchg16b: one boot in three died in the slab
-# allocator with a double fault; without it the kernel takes its other path. On that path newer kernels have no memory
-# for socket storage (kmalloc_nolock gives none) unless the allocator checks itself, hence slab_debug; 6.1 does not know
-# the word, and does not need it.
+# KVM is not used, because cloud machines often lack it. la57 is off because five-level paging only slows TCG down. cx16 is
+# off because qemu 7.2 sometimes corrupts the flags after a cmpxchg16b: one boot in three died in the slab allocator with
+# a double fault. Without cx16 the kernel uses another code path, on which newer kernels cannot allocate socket storage
+# (kmalloc_nolock fails) unless slab_debug is set. Linux 6.1 ignores that option and does not need it.
 boot() {
     timeout --kill-after=10 "$limit" qemu-system-x86_64 \
         -accel tcg,thread=multi -cpu max,la57=off,cx16=off -smp 2 -m 1024 \
@@ -210,17 +209,17 @@ boot() {
         -kernel "$1" -initrd "$2" -append 'console=ttyS0 quiet oops=panic panic=-1 slab_debug=F' </dev/null
 }
 
-# The firmware clears the screen first; a log wants neither that nor carriage returns.
-plain() { sed -u -e 's/\x1bc//g; s/\x1b\[[0-9;?]*[A-Za-z]//g; s/\r//g'; }
+# Removes the escape sequences of the firmware and carriage returns from the log.
+strip_escapes() { sed -u -e 's/\x1bc//g; s/\x1b\[[0-9;?]*[A-Za-z]//g; s/\r//g'; }
 
 # --- one kernel, and all of them -------------------------------------------------------------------------------
 
-# What went wrong, from the console alone; nothing if all is well.
-verdict() {
+# Prints the failure that the console log shows; prints nothing on success.
+failure_in_log() {
     local log=$1 status=$2 result
     result=$(grep -oE '^RESULT: [0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1)
     if [[ $status == 124 || $status == 137 ]]; then
-        echo "not done after $limit s"
+        echo "timed out after $limit s"
     elif [[ ! $result ]]; then
         echo "no RESULT line"
     elif [[ $result != *' 0 failed' ]]; then
@@ -234,29 +233,29 @@ verdict() {
     fi
 }
 
-# Called in a condition, where bash ignores -e: what can fail says so itself.
+# Called in a condition, where bash ignores -e, so commands that can fail return explicitly.
 run_kernel() {
-    local name=$1 folder vmlinuz version log=$out/$1.log status=0 started wrong
+    local name=$1 folder vmlinuz version log=$out/$1.log status=0 started failure
     folder=$(fetch "$@") || return
     vmlinuz=$(kernel_file "$folder" vmlinuz) || return
     version=$(basename "$(find "$folder/root" -path '*/modules/*' -name kernel -printf '%h\n' | head -n 1)")
     build_initramfs "$folder" "$version" "$out/$name.cpio.gz" || return
 
-    say "$name: booting $version"
+    log_line "$name: booting $version"
     started=$SECONDS
-    boot "$vmlinuz" "$out/$name.cpio.gz" 2>&1 | plain >"$log" || status=$?
+    boot "$vmlinuz" "$out/$name.cpio.gz" 2>&1 | strip_escapes >"$log" || status=$?
     sed -n '/^guest: kernel/,$ s/^/    /p' "$log"
-    wrong=$(verdict "$log" "$status")
-    if [[ $wrong ]]; then
-        [[ $wrong != 'no RESULT line' ]] || tail -n 20 "$log" | sed 's/^/    /'
-        say "$name: $version FAILED: $wrong; console in $log"
+    failure=$(failure_in_log "$log" "$status")
+    if [[ $failure ]]; then
+        [[ $failure != 'no RESULT line' ]] || tail -n 20 "$log" | sed 's/^/    /'
+        log_line "$name: $version FAILED: $failure; console in $log"
         return 1
     fi
-    say "$name: $version $(grep '^RESULT' "$log" | tail -n 1 | cut -d' ' -f2-) in $((SECONDS - started)) s," \
+    log_line "$name: $version $(grep '^RESULT' "$log" | tail -n 1 | cut -d' ' -f2-) in $((SECONDS - started)) s," \
         "$(sed -n 's/^guest: up after //p' "$log") of it to boot"
 }
 
-program=target/debug/kernel-floor
+program=target/debug/kernel-check
 beeline=target/debug/beeline
 refresh=
 only=()
@@ -274,7 +273,7 @@ done
 for tool in qemu-system-x86_64 busybox cpio gzip xz strip ip apt-get dpkg-deb; do
     command -v "$tool" >/dev/null || die "$tool is missing: run scripts/setup.sh kernels"
 done
-[[ $(uname -m) == x86_64 ]] || die "the guests are x86_64, and so must the test program be; this is $(uname -m)"
+[[ $(uname -m) == x86_64 ]] || die "the guests are x86_64, but this machine is $(uname -m): run on an x86_64 machine"
 for built in "$program" "$beeline"; do
     [[ -x $built ]] || die "no $built: run cargo build --workspace first"
 done
@@ -291,4 +290,4 @@ for kernel in "${kernels[@]}"; do
     run_kernel "${words[@]}" || failed+=("${words[0]}")
 done
 [[ ${#failed[@]} == 0 ]] || die "failed: ${failed[*]}"
-say "all passed"
+log_line "all passed"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Measures what the capabilities of deploy/manifests/beeline.yaml are for: scripts/rights.sh [CAPABILITY...]
+# Checks that the agent needs exactly the capabilities of deploy/manifests/beeline.yaml: scripts/rights.sh [CAPABILITY...]
 #
-# Runs the agent as the chart's container is run (root, own pid namespace, mounts that follow the host's, no new
-# privileges) with exactly the manifest's capabilities, which must do, and then without each one of them, which must not:
-# a capability that nobody misses fails this script. With arguments: one run with just these.
+# Runs the agent like the chart's container (root, own pid namespace, slave mounts, no new privileges). All listed
+# capabilities together must be enough, and without each one a stage must fail. With arguments: one run with only these
+# capabilities.
 #
-# A run goes through: start and self-test; a connected UDP socket of another user in a network namespace whose backend
-# goes; a second start that takes over; cleanup without any capability. Everything has names of its own and is removed.
+# Stages: start and self-test; a connected UDP socket of another user in a network namespace, whose backend is removed; a
+# second start that adopts the tables; cleanup without any capability. All names are private and are removed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,16 +17,16 @@ die() {
     echo "    next: $2" >&2
     exit 1
 }
-[[ $EUID == 0 ]] || die "root is needed" "sudo scripts/rights.sh"
-[[ -x $beeline ]] || die "there is no $beeline" "make build, or BEELINE=/path/to/beeline"
+[[ $EUID == 0 ]] || die "this script needs root" "sudo scripts/rights.sh"
+[[ -x $beeline ]] || die "$beeline is missing" "make build, or BEELINE=/path/to/beeline"
 cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)
-[[ $cgroups ]] || die "no cgroup2 is mounted" "scripts/setup.sh run"
+[[ $cgroups ]] || die "cgroup2 is not mounted" "scripts/setup.sh run"
 
 name=rights-$$
 group=$cgroups/$name pins=/sys/fs/bpf/$name dir=$(mktemp -d)
 agent='' client='' capabilities=''
 
-# --- the ground ------------------------------------------------------------------------------------------------
+# --- environment ----------------------------------------------------------------------------------------------
 
 tear_down() {
     [[ -z $client ]] || kill "$client" 2>/dev/null || true
@@ -42,7 +42,7 @@ tear_down() {
 }
 trap tear_down EXIT
 
-# One UDP service; its one backend is the argument.
+# Writes one UDP Service whose only backend is the argument.
 objects() {
     cat >"$dir/aside" <<Y
 {apiVersion: v1, kind: Service, metadata: {name: dns, namespace: default}, spec: {clusterIP: 10.96.9.53,
@@ -54,14 +54,14 @@ Y
     mv "$dir/aside" "$dir/manifests/objects.yaml"
 }
 
-ground() {
+set_up() {
     mkdir -p "$group/pod" "$dir/manifests"
     ip netns add "$name"
     ip -n "$name" link set lo up
     ip -n "$name" address add 10.244.9.1/32 dev lo
 }
 
-# --- the agent, as the kubelet would start it ------------------------------------------------------------------
+# --- the agent, started like a container ------------------------------------------------------------------------
 
 limited() {
     local bounds=-all word
@@ -69,14 +69,14 @@ limited() {
     setpriv --bounding-set="$bounds" --inh-caps=-all --no-new-privs "$@"
 }
 
-# unshare passes no signal on: the agent itself is looked for among its children.
+# unshare does not forward signals; --kill-child ends the agent together with unshare.
 start_agent() {
     export -f limited
     export capabilities
-    : >"$dir/log" # It is read before the agent has written a word.
+    : >"$dir/log" # The loop below reads the log before the agent has written to it.
     unshare --mount --propagation slave --pid --fork --kill-child --mount-proc bash -c 'limited "$@"' limited "$beeline" agent \
         --manifests "$dir/manifests" --node-name node-1 --cgroup "$group" --pin-dir "$pins" --socket "$dir/socket" \
-        --metrics-address off --health-address off >"$dir/log" 2>&1 &
+        --metrics-bind-address off --healthz-bind-address off >"$dir/log" 2>&1 &
     agent=$!
     for _ in {1..100}; do
         ! grep -q ' serving ' "$dir/log" || return 0
@@ -88,7 +88,7 @@ start_agent() {
 
 stop_agent() {
     [[ $agent ]] || return 0
-    kill -KILL "$agent" 2>/dev/null || true # --kill-child ends the agent with it
+    kill -KILL "$agent" 2>/dev/null || true
     wait "$agent" 2>/dev/null || true
     agent=''
     for _ in {1..50}; do
@@ -99,7 +99,7 @@ stop_agent() {
 
 status() { "$beeline" status --pin-dir "$pins" --socket "$dir/socket" -o json | tr -d ' \n' | grep -o "\"$1\":[^,}]*" | cut -d: -f2; }
 
-# A process of another user, below our cgroup and in the namespace, with a connected socket.
+# Starts a process of another user in the cgroup and the namespace, with a connected UDP socket.
 dial() {
     (
         echo "$BASHPID" >"$group/pod/cgroup.procs"
@@ -119,7 +119,7 @@ time.sleep(60)'
     return 1
 }
 
-# --- one run: says what failed, or nothing ---------------------------------------------------------------------
+# --- one run: prints the stage that failed ---------------------------------------------------------------------
 
 stages() {
     objects 10.244.9.1
@@ -142,37 +142,37 @@ stages() {
 
 run() {
     capabilities=$1
-    ground
-    stages >"$dir/said" 2>&1 || true
-    local said
-    said=$(<"$dir/said")
+    set_up
+    stages >"$dir/output" 2>&1 || true
+    local output
+    output=$(<"$dir/output")
     stop_agent
     tear_down
     client='' dir=$(mktemp -d)
-    echo "$said"
+    echo "$output"
 }
 
 if (($#)); then
-    said=$(run "${*,,}")
-    echo "${*}: ${said:-everything works}"
+    output=$(run "${*,,}")
+    echo "${*}: ${output:-everything works}"
     exit
 fi
-# The items below `add:`, until a line of another kind.
+# The list items below `add:`.
 mapfile -t listed < <(awk '/^ +add:$/ { on = 1; next } on && /^ +- / { print $2; next } on && !/^ +#/ { exit }' "$manifest")
-((${#listed[@]})) || die "$manifest adds no capability" "scripts/chart.sh render"
-said=$(run "${listed[*],,}")
-[[ -z $said ]] || die "with ${listed[*]}: $said" "a capability is missing in deploy/chart/templates/daemonset.yaml"
+((${#listed[@]})) || die "$manifest lists no capability" "scripts/chart.sh render"
+output=$(run "${listed[*],,}")
+[[ -z $output ]] || die "with ${listed[*]}: $output" "a capability is missing in deploy/chart/templates/daemonset.yaml"
 echo "with ${listed[*]}: everything works"
 
-# SYS_ADMIN stands in for the narrower three, so these are measured without it.
+# SYS_ADMIN implies the other capabilities, so they are tested without it.
 narrow=()
 for one in "${listed[@]}"; do [[ $one == SYS_ADMIN ]] || narrow+=("$one"); done
 needed() {
-    local without=$1 said
+    local without=$1 output
     shift
-    said=$(run "${*,,}")
-    [[ $said ]] || die "nobody misses $without" "take it out of deploy/chart/templates/daemonset.yaml"
-    echo "without $without: $said"
+    output=$(run "${*,,}")
+    [[ $output ]] || die "everything works without $without" "remove it from deploy/chart/templates/daemonset.yaml"
+    echo "without $without: $output"
 }
 for one in "${listed[@]}"; do
     if [[ $one == SYS_ADMIN ]]; then
@@ -183,4 +183,4 @@ for one in "${listed[@]}"; do
         needed "$one (and SYS_ADMIN)" "${rest[@]}"
     fi
 done
-echo "rights: each of ${listed[*]} is needed, and they are enough"
+echo "rights: ${listed[*]} are enough, and each of them is needed"

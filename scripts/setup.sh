@@ -1,24 +1,23 @@
 #!/usr/bin/env bash
-# Makes this machine ready for a profile, says what it does, and changes nothing that is already right.
+# Installs and mounts what a profile needs, prints what it changes, and changes nothing on the second run.
 #
 #   scripts/setup.sh PROFILE...
 #
-#   build     a compiler for each half
-#   run       a kernel that can run us: root, BPF, BTF, bpffs, cgroup2 (the demo)
-#   test      run, and the programs that the tests dial with
+#   build     compilers for Rust and eBPF
+#   run       root, a kernel with BPF and BTF, bpffs and cgroup2 (for the demo)
+#   test      run, and the programs that the tests use
 #   check     formatters and cargo-deny
-#   kernels   qemu and what a small guest is made of
+#   kernels   qemu and the tools that build a small guest
 #   fuzz      cargo-fuzz
-#   cluster   run, and what nodes of a Kubernetes on this machine call (the kit fetches the rest into its cache)
+#   cluster   run, and the programs that the kit's Kubernetes nodes use (the kit builds the rest into its cache)
 #   cross     a C compiler for arm64
-#   image     what builds a container image without a daemon
-#   deb       what a Debian package is packed and tried with
-#   outside   cluster, and what hosts outside of it call
-#   guest     qemu, and what a whole Debian guest is made of
+#   image     buildah and mmdebstrap, to build the container image
+#   deb       tools that build and check the Debian package
+#   outside   cluster, and the programs that hosts outside the cluster use
+#   guest     qemu, and the tools that build a Debian guest
 #
-# Made for Debian 12 with root, git, make and a Rust toolchain. On another system it names the packages that it would
-# have installed and goes on if the programs are there. Cargo tools go to ${BEELINE_CACHE:-~/.cache/beeline}, outside
-# the tree and outside ~/.cargo.
+# Made for Debian 12 with root, git, make and a Rust toolchain. On another system it prints the names of Debian's packages
+# and continues. Cargo tools are installed in ${BEELINE_CACHE:-~/.cache/beeline}, outside the tree and outside ~/.cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -59,15 +58,15 @@ packages() {
     local profile=$1 missing
     shift
     if ! command -v dpkg-query >/dev/null; then
-        say "$profile: no dpkg here; install by hand what answers to Debian's $*"
+        say "$profile: dpkg is missing; install the equivalents of Debian's packages $*"
         return
     fi
     mapfile -t missing < <(missing_packages "$@")
     if ((${#missing[@]} == 0)); then
-        say "$profile: packages are there ($*)"
+        say "$profile: packages are installed ($*)"
         return
     fi
-    [[ $EUID == 0 ]] || die "packages ${missing[*]}, and this is not root" "sudo apt-get install ${missing[*]}"
+    [[ $EUID == 0 ]] || die "packages ${missing[*]}; installing them needs root" "sudo apt-get install ${missing[*]}"
     say "$profile: installing ${missing[*]}"
     without_services apt_install "${missing[@]}"
 }
@@ -84,8 +83,8 @@ apt_install() {
     rm -f "$log"
 }
 
-# A package may bring a daemon (unbound listens on port 53, bird on port 179). The tests start their own, so nothing is to start here,
-# now or at the next boot. Where the machine has a policy of its own, that one holds.
+# Some packages start a daemon (unbound on port 53, bird on port 179). The tests start their own, so a temporary policy-rc.d
+# prevents that, and the services are disabled. An existing policy-rc.d is not changed.
 without_services() {
     local policy=/usr/sbin/policy-rc.d had package
     had=$(missing_packages unbound bird2)
@@ -108,7 +107,7 @@ without_services() {
 
 at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
 
-# First in its profiles: it is the one thing that we do not install.
+# Checked first, because this script does not install Rust.
 rust() {
     local want have
     want=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)
@@ -124,7 +123,7 @@ rust() {
 
 component() {
     if cargo "$1" --version >/dev/null 2>&1; then
-        say "check: cargo $1 is there"
+        say "check: cargo $1 is installed"
     elif command -v rustup >/dev/null; then
         say "check: adding $2 to the Rust toolchain"
         rustup -q component add "$2" || die "cargo $1" "rustup component add $2"
@@ -149,7 +148,7 @@ cargo_tool() {
 
 # --- the kernel ------------------------------------------------------------------------------------------------
 
-# CapEff is a mask: 12 net_admin, 21 sys_admin, 39 bpf. A container's root often lacks them.
+# CapEff is a bit mask: 12 net_admin, 21 sys_admin, 39 bpf. Root in a container often lacks them.
 capability() {
     local mask
     mask=$(sed -n 's/^CapEff:\t*//p' /proc/self/status)
@@ -158,11 +157,11 @@ capability() {
 
 rights() {
     local lacking=()
-    [[ $EUID == 0 ]] || die "root: loading BPF programs and mounting need it" "run the same command with sudo"
+    [[ $EUID == 0 ]] || die "root, which is needed to load BPF programs and to mount" "run the same command with sudo"
     capability 12 || lacking+=(CAP_NET_ADMIN)
     capability 21 || lacking+=(CAP_SYS_ADMIN)
     capability 39 || lacking+=(CAP_BPF)
-    ((${#lacking[@]} == 0)) || die "${lacking[*]}: this root is a container's" \
+    ((${#lacking[@]} == 0)) || die "${lacking[*]}, which root in this container does not have" \
         "run on the host or in a virtual machine, or start the container with --privileged"
 }
 
@@ -191,8 +190,8 @@ bpffs() {
     mount -t bpf bpf /sys/fs/bpf || die "bpffs" "mount -t bpf bpf /sys/fs/bpf"
 }
 
-# Hybrid hosts have it at /sys/fs/cgroup/unified. Only where there is none do we mount one, and never over a hierarchy:
-# below the tmpfs of the v1 controllers, or, where nothing is mounted at all, in cgroup2's usual place.
+# Hybrid hosts mount cgroup2 at /sys/fs/cgroup/unified. If it is not mounted at all, it is mounted there, below the tmpfs of
+# the v1 controllers, or at /sys/fs/cgroup if nothing is mounted there. An existing hierarchy is never covered.
 cgroup2() {
     local at
     at=$(mounted cgroup2)
@@ -204,18 +203,18 @@ cgroup2() {
     at=/sys/fs/cgroup
     if mountpoint -q "$at"; then
         at=$at/unified
-        mkdir -p "$at" || die "$at: cannot be made" "mount cgroup2 by hand: mount -t cgroup2 cgroup2 DIR"
+        mkdir -p "$at" || die "$at, which cannot be created" "mount cgroup2 by hand: mount -t cgroup2 cgroup2 DIR"
     fi
     say "run: mounting cgroup2 at $at"
     mount -t cgroup2 cgroup2 "$at" || die "cgroup2" "mount -t cgroup2 cgroup2 $at"
 }
 
-# The proof: a real bpf() call, which a seccomp filter or lockdown may still refuse.
+# A real bpf() call, because a seccomp filter or kernel lockdown may still refuse it.
 bpf_allowed() {
-    local said
-    said=$(bpftool map show 2>&1 >/dev/null) || die "permission for bpf(): $said" \
+    local output
+    output=$(bpftool map show 2>&1 >/dev/null) || die "permission for bpf(): $output" \
         "look for a seccomp filter or kernel lockdown (cat /sys/kernel/security/lockdown)"
-    say "test: bpf() answers"
+    say "test: bpf() is permitted"
 }
 
 # --- profiles --------------------------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
-//! Builds the kernel half: each object is compiled once and embedded; the types of abi.h reach Rust through BTF.
+//! Compiles the BPF objects, which are embedded into the binary, and generates Rust types for abi.h from their BTF.
 
 use libbpf_cargo::SkeletonBuilder;
 use std::env;
 use std::path::PathBuf;
 
-const OBJECTS: [&str; 4] = ["layout", "resolver", "door", "sockets"];
+const OBJECTS: [&str; 4] = ["layout", "resolver", "test_resolver", "sockets"];
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let bpf = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../bpf");
+    let bpf =
+        PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR")).join("../../bpf");
     println!("cargo:rerun-if-changed={}", bpf.display());
     println!("cargo:rerun-if-env-changed=BEELINE_CLANG");
     let clang = env::var("BEELINE_CLANG").unwrap_or_else(|_| "clang-19".to_owned());
@@ -24,7 +25,9 @@ fn main() {
             .clang_args(&args)
             .build_and_generate(out.join(format!("{name}.skel.rs")));
         if let Err(error) = result {
-            panic!("{name}.bpf.c: {error:#}\nhint: `make setup` installs {clang}; BEELINE_CLANG names another one");
+            panic!(
+                "cannot compile {name}.bpf.c: {error:#}\nhint: `make setup` installs {clang}; BEELINE_CLANG selects another compiler"
+            );
         }
     }
 }

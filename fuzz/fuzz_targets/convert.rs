@@ -1,5 +1,5 @@
-//! Bytes to documents to objects to facts, by both formats. What must hold is in `beeline_cluster::check`, which
+//! Fuzzes the conversion of manifests in both formats. The invariants are in `beeline_cluster::check_conversion`, which
 //! `cargo test` runs over the corpus too.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| beeline_cluster::check(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| beeline_cluster::check_conversion(input));

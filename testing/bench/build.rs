@@ -1,4 +1,4 @@
-//! Compiles the bench's own BPF programs into skeletons. `CLANG` names another compiler than Debian's clang-19.
+//! Compiles the bench's BPF programs into skeletons. The variable `CLANG` selects another compiler than clang-19.
 
 use std::{env, path::PathBuf};
 
@@ -14,7 +14,7 @@ fn main() -> anyhow::Result<()> {
         SkeletonBuilder::new()
             .source(format!("bpf/{object}.bpf.c"))
             .clang(&clang)
-            // v3 has the atomic compare-and-swap, and kernels have it since 5.12.
+            // v3 has atomic compare-and-swap, which kernels support since 5.12.
             .clang_args(["-mcpu=v3", "-fno-strict-aliasing", "-Wall", "-Werror"])
             .build_and_generate(out.join(format!("{object}.skel.rs")))
             .with_context(|| format!("bpf/{object}.bpf.c: does {clang} exist?"))?;

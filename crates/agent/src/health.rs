@@ -1,16 +1,16 @@
-//! Health as kube-proxy tells it: `/livez` is about the agent, `/healthz` also about the node.
+//! Health in the form of kube-proxy: `/livez` reports the agent, `/healthz` the agent and its node.
 
 use serde::Serialize;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 #[derive(Clone, Copy, Debug)]
-pub enum Page {
+pub enum HealthEndpoint {
     Healthz,
     Livez,
 }
 
-/// Shared between the owner, which reports, and HTTP, which asks.
+/// Written by the main loop, read by the HTTP server.
 #[derive(Debug)]
 pub struct Health {
     sync_period: Duration,
@@ -19,18 +19,18 @@ pub struct Health {
 
 #[derive(Debug)]
 struct Inner {
-    /// When the oldest change came in that is not programmed yet.
-    queued: Option<SystemTime>,
+    /// When the oldest change arrived that is not programmed yet.
+    queued_since: Option<SystemTime>,
     updated: SystemTime,
     node_eligible: bool,
     synced: bool,
-    /// Answers so far, 200 and 503: of `/healthz`, then of `/livez`.
-    answers: [u64; 4],
+    /// Number of responses: 200 and 503 of `/healthz`, then 200 and 503 of `/livez`.
+    responses: [u64; 4],
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct HealthReport {
     last_updated: String,
     current_time: String,
     node_eligible: bool,
@@ -55,8 +55,8 @@ struct FamilyStatus {
 
 impl Health {
     pub fn new(sync_period: Duration) -> Health {
-        let now = SystemTime::now();
-        let inner = Inner { queued: None, updated: now, node_eligible: true, synced: false, answers: [0; 4] };
+        let updated = SystemTime::now();
+        let inner = Inner { queued_since: None, updated, node_eligible: true, synced: false, responses: [0; 4] };
         Health { sync_period, inner: Mutex::new(inner) }
     }
 
@@ -64,57 +64,58 @@ impl Health {
         work(&mut self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    pub fn queued(&self) {
-        self.with(|i| i.queued = i.queued.or(Some(SystemTime::now())));
+    /// A change arrived. If the main loop does not program it in time, the agent is not live any more.
+    pub fn record_queued(&self) {
+        self.with(|inner| inner.queued_since = inner.queued_since.or(Some(SystemTime::now())));
     }
 
-    /// What has come in is taken in, but nothing may be programmed before the source has been read once.
-    pub fn waits(&self) {
-        self.with(|i| i.queued = None);
+    /// Everything that arrived is processed, but nothing may be programmed before the first complete list.
+    pub fn record_waiting(&self) {
+        self.with(|inner| inner.queued_since = None);
     }
 
-    pub fn programmed(&self, all: bool) {
-        self.with(|i| {
-            i.updated = SystemTime::now();
-            i.synced = true;
+    pub fn record_programmed(&self, all: bool) {
+        self.with(|inner| {
+            inner.updated = SystemTime::now();
+            inner.synced = true;
             if all {
-                i.queued = None;
+                inner.queued_since = None;
             }
         });
     }
 
     pub fn set_node_eligible(&self, eligible: bool) {
-        self.with(|i| i.node_eligible = eligible);
+        self.with(|inner| inner.node_eligible = eligible);
     }
 
-    /// Before the first sync nothing waits: an agent that cannot reach its source yet gains nothing by a restart.
+    /// Before the first sync the agent is live: if it cannot reach its source, a restart does not help.
     pub fn is_live(&self) -> bool {
-        self.with(|i| i.queued.is_none_or(|q| q.elapsed().unwrap_or_default() <= self.sync_period * 2))
+        let limit = self.sync_period * 2;
+        self.with(|inner| inner.queued_since.is_none_or(|since| since.elapsed().unwrap_or_default() <= limit))
     }
 
     pub fn is_healthy(&self) -> bool {
-        self.is_live() && self.with(|i| i.synced && i.node_eligible)
+        self.is_live() && self.with(|inner| inner.synced && inner.node_eligible)
     }
 
-    /// `/healthz` or `/livez` was asked.
-    pub fn answered(&self, page: Page, healthy: bool) {
-        self.with(|i| i.answers[page as usize * 2 + usize::from(!healthy)] += 1);
+    pub fn count_response(&self, endpoint: HealthEndpoint, healthy: bool) {
+        self.with(|inner| inner.responses[endpoint as usize * 2 + usize::from(!healthy)] += 1);
     }
 
-    /// How often each code was the answer of this page.
-    pub fn answers(&self, page: Page) -> [(u16, u64); 2] {
-        let [well, unwell, live, dead] = self.with(|i| i.answers);
-        match page {
-            Page::Healthz => [(200, well), (503, unwell)],
-            Page::Livez => [(200, live), (503, dead)],
+    /// The number of responses of this endpoint, by HTTP status.
+    pub fn responses(&self, endpoint: HealthEndpoint) -> [(u16, u64); 2] {
+        let [healthy, unhealthy, live, not_live] = self.with(|inner| inner.responses);
+        match endpoint {
+            HealthEndpoint::Healthz => [(200, healthy), (503, unhealthy)],
+            HealthEndpoint::Livez => [(200, live), (503, not_live)],
         }
     }
 
-    pub fn report(&self, healthy: bool) -> Report {
-        let (updated, eligible) = self.with(|i| (i.updated, i.node_eligible));
+    pub fn report(&self, healthy: bool) -> HealthReport {
+        let (updated, eligible) = self.with(|inner| (inner.updated, inner.node_eligible));
         let updated = timestamp(updated);
         let family = FamilyStatus { last_updated: updated.clone(), healthy: self.is_live() };
-        Report {
+        HealthReport {
             last_updated: updated,
             current_time: timestamp(SystemTime::now()),
             node_eligible: eligible,
@@ -124,6 +125,7 @@ impl Health {
     }
 }
 
+/// RFC 3339; empty for a time that cannot be represented.
 pub fn timestamp(time: SystemTime) -> String {
     jiff::Timestamp::try_from(time).map_or_else(|_| String::new(), |t| t.to_string())
 }

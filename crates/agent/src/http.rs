@@ -1,11 +1,12 @@
-//! `/metrics` and `/proxyMode` on loopback, `/healthz` and `/livez` on all addresses of both families.
+//! The HTTP servers: `/metrics` and `/proxyMode`, and `/healthz` and `/livez`.
 
-use crate::health::{Health, Page};
+use crate::health::{Health, HealthEndpoint};
 use crate::listen::listen;
-use crate::owner::Message;
+use crate::main_loop::Message;
+use crate::metric::MetricsFormat;
 use anyhow::Context;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -17,45 +18,43 @@ use tokio::sync::oneshot;
 
 pub async fn bind(at: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
     listen(at).await.with_context(|| {
-        format!("cannot listen on {at}: if kube-proxy runs here, use --beside-kube-proxy; else choose another {option}")
+        format!("cannot listen on {at}: if kube-proxy runs here, use --beside-kube-proxy; else set another {option}")
     })
 }
 
 pub async fn serve_health(listener: TcpListener, health: Arc<Health>) -> anyhow::Result<()> {
     let app = Router::new().route("/healthz", get(healthz)).route("/livez", get(livez)).with_state(health);
-    axum::serve(listener, app).await.context("the health listener")
+    axum::serve(listener, app).await.context("the health server failed")
 }
 
-pub async fn serve_metrics(listener: TcpListener, owner: Sender<Message>) -> anyhow::Result<()> {
+pub async fn serve_metrics(listener: TcpListener, main_loop: Sender<Message>) -> anyhow::Result<()> {
     let app = Router::new()
         .route("/metrics", get(metrics))
         .route("/proxyMode", get(async || "beeline"))
-        .with_state(Arc::new(owner));
-    axum::serve(listener, app).await.context("the metrics listener")
+        .with_state(Arc::new(main_loop));
+    axum::serve(listener, app).await.context("the metrics server failed")
 }
 
-fn report(health: &Health, page: Page, healthy: bool) -> Response {
-    health.answered(page, healthy);
+fn report(health: &Health, endpoint: HealthEndpoint, healthy: bool) -> Response {
+    health.count_response(endpoint, healthy);
     let code = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, [(header::X_CONTENT_TYPE_OPTIONS, "nosniff")], Json(health.report(healthy))).into_response()
 }
 
 async fn healthz(State(health): State<Arc<Health>>) -> Response {
-    report(&health, Page::Healthz, health.is_healthy())
+    report(&health, HealthEndpoint::Healthz, health.is_healthy())
 }
 
 async fn livez(State(health): State<Arc<Health>>) -> Response {
-    report(&health, Page::Livez, health.is_live())
+    report(&health, HealthEndpoint::Livez, health.is_live())
 }
 
-async fn metrics(State(owner): State<Arc<Sender<Message>>>) -> Response {
+async fn metrics(State(main_loop): State<Arc<Sender<Message>>>, headers: HeaderMap) -> Response {
+    let format = MetricsFormat::negotiate(&headers);
     let (tx, rx) = oneshot::channel();
-    let asked = owner.send(Message::Metrics(tx)).is_ok();
+    let sent = main_loop.send(Message::Metrics(format, tx)).is_ok();
     match rx.await {
-        Ok(text) if asked => {
-            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-                .into_response()
-        }
+        Ok(text) if sent => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping").into_response(),
     }
 }

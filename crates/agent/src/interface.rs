@@ -1,5 +1,5 @@
-//! This host's own addresses, as the interfaces show them: no loopback, no link-local; those of the interface with the
-//! default route first, as that is what a folder without a Node object calls the node's address.
+//! Reads this host's addresses from its interfaces, without loopback and link-local addresses. The addresses of the
+//! interface with the default route come first: without a Node object the first one is the node's address.
 
 use beeline_model::Address;
 use nix::ifaddrs::getifaddrs;
@@ -7,7 +7,7 @@ use nix::net::if_::InterfaceFlags;
 use std::collections::HashSet;
 use std::net::IpAddr;
 
-/// An error is no answer: whoever knows earlier addresses keeps them.
+/// On an error the caller keeps the addresses that it read before.
 pub fn own_addresses() -> std::io::Result<Vec<Address>> {
     let first = default_interface();
     let mut found: Vec<(bool, Address)> = getifaddrs()?
@@ -15,9 +15,9 @@ pub fn own_addresses() -> std::io::Result<Vec<Address>> {
         .filter_map(|i| Some((Some(&i.interface_name) != first.as_ref(), address_of(&i.address?)?)))
         .filter(|(_, a)| !a.is_loopback() && !a.is_link_local())
         .collect();
-    // Stable: interfaces keep the kernel's order.
+    // The sort is stable: within each half the interfaces keep the kernel's order.
     found.sort_by_key(|(other, _)| *other);
-    // Once each: some CNIs give one address to the node's end of every pod's link.
+    // Some CNI plugins assign the same address to the node's end of every pod's link.
     let mut seen = HashSet::new();
     Ok(found.into_iter().map(|(_, address)| address).filter(|address| seen.insert(*address)).collect())
 }

@@ -1,42 +1,54 @@
-//! The agent: one thread owns the state (facts, plan, tables, maps) and brings the kernel to the facts; around it, small
-//! tasks feed it (folder or API server, interfaces), ask it (CLI socket, HTTP) and read the event ring.
+//! The agent. One thread, the main loop, owns the state (sources, plan, tables, maps) and brings the kernel up to date.
+//! Tasks around it read the clusters, probe pods, serve the command line's socket, HTTP and DNS, and read events.
 #![forbid(unsafe_code)]
 
-mod change;
-pub mod explain;
-mod follow;
+mod agent;
+mod attribution;
+mod cgroup_rules;
+mod change_metric;
+pub mod cluster_id;
+mod dns;
+mod event_level;
+mod event_task;
+mod explain;
 mod health;
-mod hold;
+mod health_check;
 mod http;
-pub mod identity;
 mod interface;
-pub mod known;
-mod ledger;
+mod key_tracker;
 mod listen;
+mod main_loop;
 mod member;
-mod meter;
 mod metric;
-mod names;
-mod owner;
-mod policy;
-mod probe;
+mod plan_refusals;
+mod pod_cgroup;
 pub mod reach;
-mod refused;
-mod reload;
+mod reach_client;
+mod reconciler;
+mod request;
+mod retry;
+mod rollout_reporter;
 pub mod run;
 mod self_test;
 mod settings;
+mod settings_watcher;
 pub mod snapshot;
 mod socket;
 mod source;
-mod stale;
-mod state;
-pub mod status;
+mod sources;
+mod stale_udp;
+mod startup_gate;
+mod status;
+mod supervisor;
 mod token;
+mod traffic;
+mod udp_reaper;
 mod view;
 
 pub use run::run;
 pub use self_test::dial as self_test_dial;
-pub use settings::{Cluster, Controller, Dns, DnsView, Listing, Origin, Orphan, Reload, Settings};
-pub use socket::ask;
-pub use view::remove_rooms;
+pub use settings::{
+    AgentSettings, ClusterList, ClusterSettings, ControllerMode, DnsSettings, DnsView, KernelSettings,
+    ListenerSettings, OrphanMode, ReloadableFile, SourceSettings,
+};
+pub use view::remove_view_cgroups;

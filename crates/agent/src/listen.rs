@@ -1,5 +1,5 @@
-//! Listening where both families are served: `[::]` means both, whatever the host's bindv6only says, and where the host has
-//! no IPv6 it means IPv4.
+//! Binds TCP listeners. `[::]` accepts IPv4 and IPv6, whatever `net.ipv6.bindv6only` is; on a host without IPv6 it accepts
+//! IPv4 only.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use std::io;
@@ -12,19 +12,19 @@ pub async fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     if at.ip() != Ipv6Addr::UNSPECIFIED {
         return TcpListener::bind(at).await;
     }
-    match both(at) {
-        Err(error) if is_without_v6(&error) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, at.port())).await,
+    match bind_dual_stack(at) {
+        Err(error) if is_ipv6_missing(&error) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, at.port())).await,
         bound => bound,
     }
 }
 
-/// A kernel without IPv6, or one where it is switched off.
-fn is_without_v6(error: &io::Error) -> bool {
+/// Whether the kernel has no IPv6, or has it switched off.
+fn is_ipv6_missing(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL].iter().any(|none| error.raw_os_error() == Some(none.raw_os_error()))
+    [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-fn both(at: SocketAddr) -> io::Result<TcpListener> {
+fn bind_dual_stack(at: SocketAddr) -> io::Result<TcpListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, flags, Some(ipproto::TCP))?;
     sockopt::set_ipv6_v6only(&socket, false)?;
@@ -40,7 +40,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     #[tokio::test]
-    async fn an_address_of_one_family_is_of_that_family() {
+    async fn an_ipv4_address_does_not_accept_ipv6() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok());
@@ -48,9 +48,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_want_of_ipv6_is_a_reason_for_ipv4_alone() {
-        assert!(is_without_v6(&rustix::io::Errno::AFNOSUPPORT.into()));
-        assert!(!is_without_v6(&rustix::io::Errno::ADDRINUSE.into()));
-        assert!(!is_without_v6(&rustix::io::Errno::ACCESS.into()));
+    fn only_missing_ipv6_falls_back_to_ipv4() {
+        assert!(is_ipv6_missing(&rustix::io::Errno::AFNOSUPPORT.into()));
+        assert!(!is_ipv6_missing(&rustix::io::Errno::ADDRINUSE.into()));
+        assert!(!is_ipv6_missing(&rustix::io::Errno::ACCESS.into()));
     }
 }

@@ -1,19 +1,19 @@
-//! Which pods this host reaches by their own addresses (`pods: auto`). One task asks the kernel for its routes, and again
-//! whenever they change, and knocks at pods to which only a default route leads; the owner says which groups the plan
-//! needs and gets what was found.
+//! Finds out which pods this host reaches at their own addresses (`podAccess: auto`). One task looks up the kernel's
+//! routes, again after every change, and probes pods that only a default route leads to. The main loop tells the task
+//! which groups of pods the plan needs, and receives the results.
 
-mod knock;
-mod ledger;
+mod probe;
 mod route;
-mod way;
+mod route_match;
+mod tracker;
 
-pub use knock::{Answer, SILENCE, knock};
-pub use ledger::{Asked, Evidence, Finding, Ledger, Pace};
-pub use route::{Change, Routes};
-pub use way::{Bar, Way};
+pub use probe::{PROBE_TIMEOUT, ProbeResult, probe};
+pub use route::{RouteChange, RouteReader};
+pub use route_match::{BlockReason, RouteMatch};
+pub use tracker::{Evidence, ProbeRate, ReachFinding, ReachTarget, ReachTracker};
 
 use anyhow::Context;
-use beeline_model::reach::{Group, Reach};
+use beeline_model::reach::{PodGroup, Reach};
 use ipnet::IpNet;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,205 +21,212 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// A way that is lost should be left at once, but routing daemons change many routes at a time, and interfaces come and go
-/// with every container: between two looks at everything is at least this long.
-fn settle(change: Change) -> Duration {
+/// The shortest time between two lookups of all routes. A lost route should be noticed at once, but routing daemons
+/// change many routes at a time, and interfaces come and go with every container.
+fn min_lookup_interval(change: RouteChange) -> Duration {
     match change {
-        Change::Route => Duration::from_millis(100),
-        Change::Interface => Duration::from_secs(1),
+        RouteChange::Route => Duration::from_millis(100),
+        RouteChange::Interface => Duration::from_secs(1),
     }
 }
 
-/// Without a word from the kernel everything is looked up anew this often, should a change have been lost.
-const LOOK: Duration = Duration::from_secs(60);
-/// Newer evidence for what is known already is told no more often than this.
-const EVIDENCE: Duration = Duration::from_secs(5);
-/// Knocks at the same time.
-const AT_ONCE: usize = 128;
-pub const PER_SECOND: usize = 50;
+/// Routes are looked up this often without a notification, in case one was lost.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(60);
+/// New evidence for an unchanged result is published at most this often.
+const EVIDENCE_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_CONCURRENT_PROBES: usize = 128;
+pub const MAX_PROBES_PER_SECOND: usize = 50;
 
-/// After a failure of netlink.
-const AGAIN: Duration = Duration::from_secs(5);
+/// The pause after a netlink failure.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What was found, for the plan and for `status`.
+/// The current results, for the plan and for `status`.
 #[derive(Clone, Debug, Default)]
-pub struct News {
+pub struct ReachUpdate {
     pub reach: Reach,
-    pub findings: Vec<Finding>,
-    /// The question that this answers.
-    pub asked: Arc<[Asked]>,
-    /// Every group has been looked at: a route speaks for it, or somebody was asked at least once.
-    pub settled: bool,
-    /// Nothing can be found out now, and why: what was found before holds.
+    pub findings: Vec<ReachFinding>,
+    /// The query that this update answers.
+    pub query: Arc<[ReachTarget]>,
+    /// Every group of the query has a route that decides, or was probed at least once.
+    pub complete: bool,
+    /// Why routes cannot be read now. The earlier results stay in effect.
     pub error: Option<String>,
 }
 
-pub type Question = Option<Arc<[Asked]>>;
+/// The groups that the plan needs. `None` means that the task does nothing at all.
+pub type ReachQuery = Option<Arc<[ReachTarget]>>;
 
-/// Finds out until nobody listens. `asked`: the groups that the plan needs, be it none; `None`: nothing is done at all.
-pub async fn run(pace: Pace, mut asked: watch::Receiver<Question>, tell: impl Fn(News) -> bool) -> anyhow::Result<()> {
+/// Runs until `publish` returns false, because the receiver is gone.
+pub async fn run(
+    rate: ProbeRate,
+    mut query: watch::Receiver<ReachQuery>,
+    publish: impl Fn(ReachUpdate) -> bool,
+) -> anyhow::Result<()> {
     loop {
-        let Err(error) = serve(pace, &mut asked, &tell).await else { return Ok(()) };
-        tracing::warn!("the ways to pods cannot be found out: {error:#}; tried again");
-        if !tell(News {
-            error: Some(format!("{error:#}; tried again, what was found before holds")),
-            ..News::default()
-        }) {
+        let Err(error) = serve(rate, &mut query, &publish).await else { return Ok(()) };
+        let error = format!("{error:#}");
+        tracing::warn!(error, "cannot read routes; retrying");
+        let message = format!("{error}; retrying, the last results stay in effect");
+        if !publish(ReachUpdate { error: Some(message), ..ReachUpdate::default() }) {
             return Ok(());
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// Until nobody listens.
-async fn serve(pace: Pace, asked: &mut watch::Receiver<Question>, tell: &impl Fn(News) -> bool) -> anyhow::Result<()> {
-    let mut scout: Option<Scout> = None;
+async fn serve(
+    rate: ProbeRate,
+    query: &mut watch::Receiver<ReachQuery>,
+    publish: &impl Fn(ReachUpdate) -> bool,
+) -> anyhow::Result<()> {
+    let mut prober: Option<Prober> = None;
     loop {
-        let wanted = asked.borrow_and_update().clone();
-        match (&mut scout, wanted) {
-            (Some(scout), wanted) => scout.take(wanted.unwrap_or_default()).await,
-            (None, Some(wanted)) => scout.insert(Scout::open(pace)?).take(wanted).await,
+        let targets = query.borrow_and_update().clone();
+        match (&mut prober, targets) {
+            (Some(prober), targets) => prober.set_query(targets.unwrap_or_default()).await,
+            (None, Some(targets)) => prober.insert(Prober::open(rate)?).set_query(targets).await,
             (None, None) => {}
         }
-        if let Some(scout) = &mut scout
-            && !scout.tell(tell)
+        if let Some(prober) = &mut prober
+            && !prober.publish_if_due(publish)
         {
             return Ok(());
         }
         let work = async {
-            match &mut scout {
-                Some(scout) => scout.work(tell).await,
+            match &mut prober {
+                Some(prober) => prober.work(publish).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            changed = asked.changed() => if changed.is_err() { return Ok(()) },
+            changed = query.changed() => if changed.is_err() { return Ok(()) },
             worked = work => return worked,
         }
     }
 }
 
-struct Scout {
-    ledger: Ledger,
-    routes: Routes,
+struct Prober {
+    tracker: ReachTracker,
+    routes: RouteReader,
     routed: Vec<IpNet>,
-    asked: Arc<[Asked]>,
-    /// As it was told last.
-    settled: bool,
-    knocks: JoinSet<(Group, SocketAddr, Answer)>,
-    /// When everything was looked up last.
-    looked: Instant,
-    /// Looked up anew no later than this.
-    look: Instant,
-    /// Something differs from what was told, to be told by then.
-    open: Option<Instant>,
+    query: Arc<[ReachTarget]>,
+    /// As published last.
+    complete: bool,
+    probes: JoinSet<(PodGroup, SocketAddr, ProbeResult)>,
+    last_lookup: Instant,
+    /// The latest time of the next lookup.
+    next_lookup: Instant,
+    /// Set when something differs from what was published: the latest time to publish it.
+    publish_by: Option<Instant>,
 }
 
-impl Scout {
-    fn open(pace: Pace) -> anyhow::Result<Scout> {
-        let (now, routes) = (Instant::now(), Routes::open().context("routes cannot be read (netlink)")?);
-        let ledger = Ledger::new(pace, now);
-        Ok(Scout {
-            ledger,
+impl Prober {
+    fn open(rate: ProbeRate) -> anyhow::Result<Prober> {
+        let (now, routes) = (Instant::now(), RouteReader::open().context("cannot open a netlink socket")?);
+        let tracker = ReachTracker::new(rate, now);
+        Ok(Prober {
+            tracker,
             routes,
             routed: Vec::new(),
-            asked: Arc::default(),
-            settled: false,
-            knocks: JoinSet::new(),
-            looked: now,
-            look: now,
-            open: Some(now),
+            query: Arc::default(),
+            complete: false,
+            probes: JoinSet::new(),
+            last_lookup: now,
+            next_lookup: now,
+            publish_by: Some(now),
         })
     }
 
-    fn note(&mut self, wait: Duration) {
-        let by = Instant::now() + wait;
-        self.open = Some(self.open.map_or(by, |open| open.min(by)));
+    fn publish_within(&mut self, delay: Duration) {
+        let by = Instant::now() + delay;
+        self.publish_by = Some(self.publish_by.map_or(by, |earlier| earlier.min(by)));
     }
 
-    async fn take(&mut self, asked: Arc<[Asked]>) {
-        self.note(Duration::ZERO);
-        (self.settled, self.asked) = (false, asked);
-        if self.ledger.ask(&self.asked, Instant::now()) || self.look <= Instant::now() {
-            self.survey().await;
+    async fn set_query(&mut self, query: Arc<[ReachTarget]>) {
+        self.publish_within(Duration::ZERO);
+        (self.complete, self.query) = (false, query);
+        if self.tracker.set_targets(&self.query, Instant::now()) || self.next_lookup <= Instant::now() {
+            self.look_up_routes().await;
         }
     }
 
-    /// Every group's way, and the service addresses that the network itself knows.
-    async fn survey(&mut self) {
-        for (group, addresses) in self.ledger.addresses() {
-            let mut way: Option<Way> = None;
+    /// Looks up the route of every group, and the service addresses that the network itself routes.
+    async fn look_up_routes(&mut self) {
+        for (group, addresses) in self.tracker.addresses() {
+            let mut worst: Option<RouteMatch> = None;
             for address in addresses {
-                let Some(next) = self.routes.way(address).await else { continue };
-                way = Some(way.map_or(next, |way| way.worst(next)));
+                let Some(route) = self.routes.look_up(address).await else { continue };
+                worst = Some(worst.map_or(route, |worst| worst.worst(route)));
             }
-            if let Some(way) = way {
-                let flips = self.ledger.see(&group, way, Instant::now());
-                self.note(if flips { Duration::ZERO } else { EVIDENCE });
+            if let Some(route) = worst {
+                let changed = self.tracker.set_route(&group, route, Instant::now());
+                self.publish_within(if changed { Duration::ZERO } else { EVIDENCE_INTERVAL });
             }
         }
         let routed = self.routes.specific().await;
         if routed != self.routed {
-            self.note(Duration::ZERO);
+            self.publish_within(Duration::ZERO);
         }
-        (self.routed, self.looked) = (routed, Instant::now());
-        self.look = self.looked + LOOK;
+        (self.routed, self.last_lookup) = (routed, Instant::now());
+        self.next_lookup = self.last_lookup + LOOKUP_INTERVAL;
     }
 
-    /// Returns only when it cannot go on; may be dropped at any await.
-    async fn work(&mut self, tell: &impl Fn(News) -> bool) -> anyhow::Result<()> {
+    /// Returns only when it cannot go on. May be dropped at any await.
+    async fn work(&mut self, publish: &impl Fn(ReachUpdate) -> bool) -> anyhow::Result<()> {
         loop {
-            self.knock();
+            self.start_probes();
             let now = Instant::now();
-            if now >= self.look {
-                self.survey().await;
+            if now >= self.next_lookup {
+                self.look_up_routes().await;
             }
-            if !self.tell(tell) {
+            if !self.publish_if_due(publish) {
                 return Ok(());
             }
-            let next = self.ledger.next(now).filter(|_| self.knocks.len() < AT_ONCE);
-            let wake = [next, self.open].into_iter().flatten().fold(self.look, Instant::min);
+            let next = self.tracker.next_probe(now).filter(|_| self.probes.len() < MAX_CONCURRENT_PROBES);
+            let wake = [next, self.publish_by].into_iter().flatten().fold(self.next_lookup, Instant::min);
             tokio::select! {
-                Some(done) = self.knocks.join_next() => self.hear(done),
+                Some(done) = self.probes.join_next() => self.record_probe(done),
                 changed = self.routes.changed() => {
-                    let change = changed.context("the kernel tells no more of its routes")?;
-                    if change == Change::Route {
-                        self.ledger.stir(now);
+                    let change = changed.context("the netlink socket for route changes was closed")?;
+                    if change == RouteChange::Route {
+                        self.tracker.probe_all(now);
                     }
-                    self.look = self.look.min(now.max(self.looked + settle(change)));
+                    let earliest = now.max(self.last_lookup + min_lookup_interval(change));
+                    self.next_lookup = self.next_lookup.min(earliest);
                 }
                 () = tokio::time::sleep_until(wake.into()) => {}
             }
         }
     }
 
-    fn knock(&mut self) {
-        if self.knocks.len() >= AT_ONCE {
+    fn start_probes(&mut self) {
+        if self.probes.len() >= MAX_CONCURRENT_PROBES {
             return;
         }
-        for (group, at) in self.ledger.due(Instant::now()) {
-            self.knocks.spawn(async move { (group, at, knock(at, SILENCE).await) });
+        for (group, endpoint) in self.tracker.due_probes(Instant::now()) {
+            self.probes.spawn(async move { (group, endpoint, probe(endpoint, PROBE_TIMEOUT).await) });
         }
     }
 
-    fn hear(&mut self, done: Result<(Group, SocketAddr, Answer), tokio::task::JoinError>) {
-        let Ok((group, at, answer)) = done else { return };
-        if let Answer::Unable(why) = &answer {
-            tracing::debug!("{at} could not be asked: {why}");
+    fn record_probe(&mut self, done: Result<(PodGroup, SocketAddr, ProbeResult), tokio::task::JoinError>) {
+        let Ok((group, endpoint, result)) = done else { return };
+        if let ProbeResult::LocalError(error) = &result {
+            tracing::debug!(%endpoint, error, "cannot send a probe");
         }
-        let flips = self.ledger.hear(&group, at, answer, Instant::now());
-        self.note(if flips { Duration::ZERO } else { EVIDENCE });
+        let changed = self.tracker.record_probe(&group, endpoint, result, Instant::now());
+        self.publish_within(if changed { Duration::ZERO } else { EVIDENCE_INTERVAL });
     }
 
-    /// Says nothing if nothing changed.
-    fn tell(&mut self, tell: &impl Fn(News) -> bool) -> bool {
-        let settled = self.ledger.is_settled();
-        let due = self.open.take_if(|by| *by <= Instant::now()).is_some();
-        if !due && settled == self.settled {
+    /// Publishes nothing if nothing changed. Returns false if the receiver is gone.
+    fn publish_if_due(&mut self, publish: &impl Fn(ReachUpdate) -> bool) -> bool {
+        let complete = self.tracker.is_complete();
+        let due = self.publish_by.take_if(|by| *by <= Instant::now()).is_some();
+        if !due && complete == self.complete {
             return true;
         }
-        self.settled = settled;
-        let reach = Reach { found: self.ledger.found(), routed: self.routed.clone(), ..Reach::default() };
-        tell(News { reach, findings: self.ledger.findings(), asked: self.asked.clone(), settled, error: None })
+        self.complete = complete;
+        let reach = Reach { found: self.tracker.reachability(), routed: self.routed.clone(), ..Reach::default() };
+        let (findings, query) = (self.tracker.findings(), self.query.clone());
+        publish(ReachUpdate { reach, findings, query, complete, error: None })
     }
 }

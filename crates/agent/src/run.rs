@@ -1,128 +1,143 @@
-//! Starts everything and waits: one JoinSet, the first task to end ends the process with its reason.
+//! Starts all tasks of the agent and waits: the first task that ends, ends the process with its reason.
 
-use crate::follow::{self, Way};
+use crate::agent::{Agent, SharedStores};
+use crate::cluster_id::ClusterIdStore;
+use crate::dns::DnsServer;
 use crate::health::Health;
-use crate::identity::{Identities, Who};
-use crate::known::Known;
-use crate::meter::Meters;
-use crate::names;
-use crate::owner::{Message, own};
-use crate::probe::{self, Probes};
-use crate::reach::{self, Pace};
-use crate::settings::{Origin, Settings};
-use crate::snapshot::Archive;
-use crate::state::State;
-use crate::{http, interface, socket};
+use crate::main_loop::Message;
+use crate::reach::{self, ProbeRate};
+use crate::settings::{AgentSettings, SourceSettings};
+use crate::snapshot::SnapshotStore;
+use crate::socket::{self, SocketContext};
+use crate::supervisor::{self, SourceContext};
+use crate::{event_task, health_check, http, interface, main_loop};
 use anyhow::Context;
-use beeline_cluster::{Access, Echo, Reports};
-use beeline_datapath::event::Events;
+use beeline_cluster::{Access, Feedback, ReportSettings};
 use beeline_datapath::pin::PinDir;
-use beeline_model::event::Event;
-use beeline_model::report::Report;
+use beeline_model::rollout::RolloutReport;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinSet;
 
-/// Refusals that wait to be told on their objects.
-const REFUSALS: usize = 256;
+/// The capacity of the channel of refusals to be posted on objects.
+const REFUSAL_CAPACITY: usize = 256;
+/// The number of events that a slow monitor may lag behind.
+const EVENT_CAPACITY: usize = 4096;
 
-pub async fn run(mut settings: Settings) -> anyhow::Result<()> {
-    check(&settings).await?;
+/// Set when the agent stops, for the thread that reads events.
+static STOPPING: AtomicBool = AtomicBool::new(false);
+
+/// Everything that can fail because of another program or a wrong option, opened before anything is written.
+struct Listeners {
+    metrics: Option<TcpListener>,
+    health: Option<TcpListener>,
+    dns: Option<DnsServer>,
+}
+
+pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
+    check_access(&settings).await?;
     if !settings.fixed_addresses {
         settings.rules.own_addresses = interface::own_addresses().context("cannot read the interfaces' addresses")?;
     }
+    let listeners = bind(&settings).await?;
     let health = Arc::new(Health::new(settings.sync_period));
-    // Another agent would hold the ports as well, and "in use" would say nothing of it.
-    PinDir::check_free(&settings.pin_dir)?;
-    let metrics = bind(settings.metrics, "--metrics-address").await?;
-    let healthz = bind(settings.health, "--health-address").await?;
-    // With a list of clusters somebody relies on this host after a boot: no interface that comes later must keep it down.
-    let desk = names::open(settings.dns.as_ref(), &settings.listing.clusters, settings.reload.is_some()).await?;
-    let probes = Arc::new(Probes::default());
-    let identities = Arc::new(Identities::new(&settings.cgroup));
-    let (told, refused) = mpsc::channel(REFUSALS);
-    let known = Arc::new(Known::new(&settings.state_dir));
-    let mut state = State::open(settings.clone(), probes.clone(), identities.clone(), known.clone(), told)?;
-    let tokens = state.tokens.clone();
-    let (told_reports, reports) = settings.report.map(report).unzip();
-    state.reports = told_reports;
-    let archive = settings.snapshot.clone().map(|keeping| Arc::new(Archive::new(keeping, known.clone())));
-    let meters = Arc::new(Meters::default());
-    (state.archive, state.meters) = (archive.clone(), meters.clone());
-    let asked = state.asked.subscribe();
-    if let Some(desk) = &desk {
-        state.answer_names(desk.names.clone());
+    let shared = shared_stores(&settings);
+    let (refusals, posted_refusals) = mpsc::channel(REFUSAL_CAPACITY);
+    let mut agent = Agent::open(settings.clone(), shared.clone(), refusals)?;
+    let (report_sender, reports) = settings.report_interval.map(report_channel).unzip();
+    agent.set_report_sender(report_sender);
+    if let Some(dns) = &listeners.dns {
+        agent.serve_names(dns.names.clone());
     }
-    let listener = socket::bind(&settings.socket)?;
-    let dropped = state.dropped_events.clone();
-    let events = state.program.events(dropped.clone())?;
+    let socket = socket::bind(&settings.listeners.socket)?;
+    let event_reader = agent.reconciler.program.event_reader(shared.dropped_events.clone())?;
     tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
         node = %settings.rules.node_name,
-        cgroup = %settings.cgroup.display(),
-        start = ?state.program.start,
-        "beeline {} starts",
-        env!("CARGO_PKG_VERSION")
+        cgroup = %settings.kernel.cgroup.display(),
+        start = ?agent.reconciler.program.start,
+        "starting"
     );
-    let (owner, inbox) = std::sync::mpsc::channel();
-    let (event_lines, _) = broadcast::channel(4096);
-    let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
+    settings.cluster_list.clusters.iter().for_each(|cluster| warn_of_service_address(&cluster.source));
+    let (sender, inbox) = std::sync::mpsc::channel();
+    let (events, _) = broadcast::channel(EVENT_CAPACITY);
     let (programmed, is_programmed) = watch::channel(false);
-    let echo = Echo::new(is_programmed, refused);
-    let shared = health.clone();
-    tasks.spawn_blocking(move || own(state, &inbox, &shared, &programmed).context("the agent's state"));
-    let lines = event_lines.clone();
-    tasks.spawn_blocking(move || pump(&events, &lines, &identities));
-    settings.listing.clusters.iter().for_each(|cluster| warn_of_loop(&cluster.origin));
-    let way = Way {
-        owner: owner.clone(),
+    let reach_query = agent.reach_query();
+    let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
+    let loop_health = health.clone();
+    tasks.spawn_blocking(move || {
+        main_loop::run(agent, &inbox, &loop_health, &programmed).context("the main loop failed")
+    });
+    let (event_sender, subscribers, root) = (sender.clone(), events.clone(), settings.kernel.cgroup.clone());
+    tasks.spawn_blocking(move || event_task::run(&event_reader, root, &event_sender, &subscribers, &STOPPING));
+    let context = SourceContext {
+        main_loop: sender.clone(),
         health: health.clone(),
-        known,
-        tokens,
-        renew_after: settings.renew_after,
-        archive: archive.clone(),
-        meters,
-        echo,
+        cluster_ids: shared.cluster_ids.clone(),
+        tokens: shared.tokens.clone(),
+        token_renew_fraction: settings.token_renew_fraction,
+        snapshots: shared.snapshots.clone(),
+        traffic: shared.traffic.clone(),
+        feedback: Feedback::new(is_programmed, posted_refusals),
         reports,
     };
-    tasks.spawn(follow::keep(settings.listing.clone(), settings.reload.clone(), way));
-    if settings.probes {
-        tasks.spawn(probe::serve(probes, health.clone()));
+    tasks.spawn(supervisor::supervise(settings.cluster_list.clone(), settings.reload.clone(), context));
+    if settings.listeners.health_check_node_ports {
+        tasks.spawn(health_check::serve(shared.health_checks.clone(), health.clone()));
     }
-    let pace = Pace { interval: settings.probe_interval, per_second: reach::PER_SECOND };
-    let hears = owner.clone();
-    tasks.spawn(reach::run(pace, asked, move |news| hears.send(Message::Reach(news)).is_ok()));
-    if let Some(archive) = archive.clone() {
-        tasks.spawn(archive.keep());
+    let rate = ProbeRate { interval: settings.probe_interval, per_second: reach::MAX_PROBES_PER_SECOND };
+    let reach_sender = sender.clone();
+    tasks.spawn(reach::run(rate, reach_query, move |update| reach_sender.send(Message::Reach(update)).is_ok()));
+    if let Some(snapshots) = shared.snapshots.clone() {
+        tasks.spawn(snapshots.write_periodically());
     }
-    tasks.spawn(socket::serve(listener, owner.clone(), event_lines, dropped));
-    if let Some(listener) = metrics {
-        tasks.spawn(http::serve_metrics(listener, owner.clone()));
+    let socket_context =
+        SocketContext::new(sender.clone(), events, shared.dropped_events.clone(), settings.kernel.event_level);
+    tasks.spawn(socket::serve(socket, socket_context));
+    if let Some(listener) = listeners.metrics {
+        tasks.spawn(http::serve_metrics(listener, sender.clone()));
     }
-    if let Some(listener) = healthz {
+    if let Some(listener) = listeners.health {
         tasks.spawn(http::serve_health(listener, health));
     }
-    if let Some(desk) = desk {
-        tasks.spawn(desk.serve());
+    if let Some(dns) = listeners.dns {
+        tasks.spawn(dns.serve());
     }
     tasks.spawn(stop_signal());
     let first = tasks.join_next().await;
-    // The owner ends between two changes, never inside one; the kernel goes on by itself.
-    let _ = owner.send(Message::Stop);
-    let _ = std::fs::remove_file(&settings.socket);
-    STOPPING.store(true, std::sync::atomic::Ordering::Relaxed);
+    // The main loop ends between two changes, never during one. The kernel keeps serving.
+    let _ = sender.send(Message::Stop);
+    let _ = std::fs::remove_file(&settings.listeners.socket);
+    STOPPING.store(true, Ordering::Relaxed);
     tasks.shutdown().await;
-    archive.iter().for_each(|archive| archive.flush());
-    // Those that nobody is in.
-    crate::view::remove_rooms(&settings.cgroup);
+    shared.snapshots.iter().for_each(|snapshots| snapshots.flush());
+    crate::view::remove_view_cgroups(&settings.kernel.cgroup);
     first.map_or(Ok(()), |joined| joined.context("a task of the agent panicked")?)
 }
 
-/// A typing error in an option ends the agent at once. In a list of clusters it is one cluster's trouble.
-async fn check(settings: &Settings) -> anyhow::Result<()> {
-    for cluster in settings.listing.clusters.iter().filter(|_| settings.reload.is_none()) {
-        if let Origin::Server(server) = &cluster.origin {
+fn shared_stores(settings: &AgentSettings) -> SharedStores {
+    let cluster_ids = Arc::new(ClusterIdStore::new(&settings.state_dir));
+    let snapshots = settings.snapshot.clone();
+    SharedStores {
+        snapshots: snapshots.map(|settings| Arc::new(SnapshotStore::new(settings, cluster_ids.clone()))),
+        cluster_ids,
+        tokens: Default::default(),
+        traffic: Arc::default(),
+        health_checks: Arc::default(),
+        dropped_events: Arc::default(),
+    }
+}
+
+/// Checks the credentials at the start, so that a typing error in an option ends the agent at once. In a list of clusters
+/// an error concerns one cluster only, and is retried.
+async fn check_access(settings: &AgentSettings) -> anyhow::Result<()> {
+    for cluster in settings.cluster_list.clusters.iter().filter(|_| settings.reload.is_none()) {
+        if let SourceSettings::Server(server) = &cluster.source {
             let checked = server.access.check().await;
             match server.access {
                 Access::Kubeconfig { .. } => checked.context("--kubeconfig")?,
@@ -133,61 +148,45 @@ async fn check(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Only a Node reports, and only to its own cluster, which is the first.
-fn report(period: Duration) -> (watch::Sender<Option<Report>>, Reports) {
-    let (told, what) = watch::channel(None);
-    (told, Reports { what, period })
+async fn bind(settings: &AgentSettings) -> anyhow::Result<Listeners> {
+    // Another agent uses the same ports, too: this error explains more than "address in use".
+    PinDir::check_free(&settings.kernel.pin_dir)?;
+    let metrics = bind_address(settings.listeners.metrics_address, "--metrics-bind-address").await?;
+    let health = bind_address(settings.listeners.health_address, "--healthz-bind-address").await?;
+    // A host with a list of clusters has to serve after a boot even if an interface for DNS appears later.
+    let retry = settings.reload.is_some();
+    let dns = DnsServer::bind(settings.listeners.dns.as_ref(), &settings.cluster_list.clusters, retry).await?;
+    Ok(Listeners { metrics, health, dns })
 }
 
-static STOPPING: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
-
-async fn bind(at: Option<std::net::SocketAddr>, option: &str) -> anyhow::Result<Option<tokio::net::TcpListener>> {
-    match at {
-        Some(at) => Ok(Some(http::bind(at, option).await?)),
+async fn bind_address(address: Option<SocketAddr>, option: &str) -> anyhow::Result<Option<TcpListener>> {
+    match address {
+        Some(address) => Ok(Some(http::bind(address, option).await?)),
         None => Ok(None),
     }
+}
+
+/// Only a Node reports, and only to its own cluster, which is the first one.
+fn report_channel(period: Duration) -> (watch::Sender<Option<RolloutReport>>, ReportSettings) {
+    let (sender, what) = watch::channel(None);
+    (sender, ReportSettings { report: what, period })
 }
 
 async fn stop_signal() -> anyhow::Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! { _ = term.recv() => {} _ = int.recv() => {} }
-    tracing::info!("stopping; the kernel goes on serving from its tables (`beeline cleanup` detaches)");
+    tracing::info!("stopping; the kernel keeps serving from its tables (`beeline cleanup` detaches the programs)");
     Ok(())
 }
 
-/// Who provides an address should not need it to begin.
-fn warn_of_loop(origin: &Origin) {
-    if let Origin::Server(server) = origin
+/// The agent must not need an address to start that it provides itself.
+fn warn_of_service_address(source: &SourceSettings) {
+    if let SourceSettings::Server(server) = source
         && server.access.is_service()
     {
         tracing::warn!(
-            "the API server is reached at its service address, which this agent provides itself: give --api-server where no kube-proxy runs"
+            "the API server is reached at its service address, which this agent provides itself: set --api-server if \
+             kube-proxy does not run on this node"
         );
     }
-}
-
-/// Reads the event ring; whoever monitors gets a line each.
-fn pump(events: &Events, lines: &broadcast::Sender<String>, identities: &Identities) -> anyhow::Result<()> {
-    while !STOPPING.load(std::sync::atomic::Ordering::Relaxed) {
-        for event in events.poll(Duration::from_millis(200)) {
-            if lines.receiver_count() > 0 {
-                let _ = lines.send(line(event, identities));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// An event and who it was.
-#[derive(serde::Serialize)]
-struct Told {
-    #[serde(flatten)]
-    event: Event,
-    #[serde(flatten)]
-    who: Option<Who>,
-}
-
-fn line(event: Event, identities: &Identities) -> String {
-    let who = identities.who(event.cgroup);
-    serde_json::to_string(&Told { event, who }).unwrap_or_default()
 }

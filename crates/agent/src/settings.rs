@@ -1,165 +1,192 @@
-//! What the agent was told, checked: options and configuration file have become this.
+//! The checked settings of the agent, made from the command line and the configuration file.
 
-use crate::snapshot::Keeping;
-use beeline_cluster::{Claim, Edge, Server};
+use crate::snapshot::SnapshotSettings;
+use beeline_cluster::{ApiServerSource, EdgeCacheSource, ServiceFilter};
 use beeline_datapath::control::EventLevel;
+use beeline_dns::Zone;
 use beeline_model::Name;
+use beeline_model::cluster::ClusterRules;
 use beeline_model::row::Sizes;
 use beeline_model::rules::Rules;
-use beeline_model::stand::ClusterRules;
-use beeline_dns::Zone;
 use ipnet::IpNet;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What the kernel does while no agent runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Orphan {
-    /// A dead agent means a frozen table.
+pub enum OrphanMode {
+    /// The kernel keeps serving from the last tables.
     Keep,
-    /// After this long without an agent dials are left alone.
+    /// After this long without an agent the kernel stops redirecting dials.
     Passthrough(Duration),
 }
 
-/// Who works out which pods a BalancingPolicy chooses.
+/// Which program selects the pods of a BalancingPolicy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Controller {
-    /// It publishes slices, which are read.
+pub enum ControllerMode {
+    /// A controller does, and publishes them as EndpointSlices that the agent reads.
     #[default]
     Watch,
-    /// There is none: this agent, from all pods and namespaces.
+    /// This agent does, from all Pods and Namespaces.
     None,
 }
 
-/// Where the facts come from.
+/// Where the objects of a cluster are read from.
 #[derive(Clone, Debug)]
-pub enum Origin {
+pub enum SourceSettings {
     Folder {
         path: PathBuf,
-        claim: Claim,
+        service_filter: ServiceFilter,
     },
-    Server(Box<Server>),
-    /// KubeEdge's, on this very host.
-    Edge(Box<Edge>),
+    Server(Box<ApiServerSource>),
+    /// The MetaServer of KubeEdge on this host.
+    Edge(Box<EdgeCacheSource>),
 }
 
-/// Where the clusters' names are answered, and what of the others.
+/// The DNS server of the agent.
 #[derive(Clone, Debug)]
-pub struct Dns {
-    /// On loopback, or with `clients`.
+pub struct DnsSettings {
+    /// A loopback address, unless `clients` is set.
     pub address: SocketAddr,
-    /// Who may ask from elsewhere.
+    /// Networks that may query an address that is not on loopback.
     pub clients: Vec<IpNet>,
-    /// Who is asked for what is not ours; nobody: it is refused.
+    /// Servers for names outside of the clusters' domains. Without one such queries are refused.
     pub forward: Vec<SocketAddr>,
     pub views: Vec<DnsView>,
 }
 
-/// Where names are answered as somebody dials them who sees a cluster first.
+/// An address where names are answered as seen in the view of one cluster.
 #[derive(Clone, Debug)]
 pub struct DnsView {
     pub cluster: Name,
     pub address: SocketAddr,
 }
 
-impl Origin {
+impl SourceSettings {
     pub(crate) const FOLDER: &'static str = "folder";
 
-    /// What it is, and which one.
+    /// The kind of the source, and its path or URL.
     pub(crate) fn title(&self) -> (&'static str, String) {
         match self {
-            Origin::Folder { path, .. } => (Origin::FOLDER, path.display().to_string()),
-            Origin::Server(server) => ("API server", server.access.to_string()),
-            Origin::Edge(edge) => ("edge cache", edge.server.to_string()),
+            SourceSettings::Folder { path, .. } => (SourceSettings::FOLDER, path.display().to_string()),
+            SourceSettings::Server(server) => ("API server", server.access.to_string()),
+            SourceSettings::Edge(edge) => ("edge cache", edge.server.to_string()),
         }
     }
 
-    /// Where another one begins, the source begins anew.
-    pub(crate) fn is_same(&self, other: &Origin) -> bool {
+    /// Whether the source can keep running when the settings change to `other`.
+    pub(crate) fn is_same(&self, other: &SourceSettings) -> bool {
         match (self, other) {
-            (Origin::Folder { path: a, .. }, Origin::Folder { path: b, .. }) => a == b,
-            (Origin::Server(a), Origin::Server(b)) => {
-                let of = |server: &Server| format!("{:?} {:?} {:?}", server.access, server.nodes, server.pods);
-                of(a) == of(b)
+            (SourceSettings::Folder { path: a, .. }, SourceSettings::Folder { path: b, .. }) => a == b,
+            (SourceSettings::Server(a), SourceSettings::Server(b)) => {
+                let identity =
+                    |server: &ApiServerSource| format!("{:?} {:?} {:?}", server.access, server.nodes, server.pods);
+                identity(a) == identity(b)
             }
-            (Origin::Edge(a), Origin::Edge(b)) => a.server == b.server,
+            (SourceSettings::Edge(a), SourceSettings::Edge(b)) => a.server == b.server,
             _ => false,
         }
     }
 }
 
-/// A cluster that is followed.
+/// One cluster that the agent reads.
 #[derive(Clone, Debug)]
-pub struct Cluster {
+pub struct ClusterSettings {
     pub rules: ClusterRules,
-    pub origin: Origin,
-    /// In which its names stand.
+    pub source: SourceSettings,
+    /// The DNS zone of its names.
     pub zone: Zone,
 }
 
-/// What may change while the agent runs.
+/// The part of the settings that may change while the agent runs.
 #[derive(Clone, Debug, Default)]
-pub struct Listing {
-    /// In the order in which they own ranges; never none.
-    pub clusters: Vec<Cluster>,
-    /// Cgroups, and the view that their processes see.
-    pub views: Vec<(PathBuf, Name)>,
+pub struct ClusterList {
+    /// In the order of precedence for service addresses that two clusters share. Never empty.
+    pub clusters: Vec<ClusterSettings>,
+    /// Cgroups of the configuration, each with the view that its processes see.
+    pub view_cgroups: Vec<(PathBuf, Name)>,
 }
 
-/// The file in which the listing stands, and how it is read.
-#[derive(Clone)]
-pub struct Reload {
-    pub path: PathBuf,
-    /// As it was when the settings were made of it.
-    pub text: Arc<str>,
-    /// With everything that is wrong in it.
-    pub read: Arc<dyn Fn() -> anyhow::Result<Listing> + Send + Sync>,
-}
-
-impl fmt::Debug for Reload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reload({})", self.path.display())
+impl ClusterList {
+    /// The names of the views that the configuration defines.
+    pub(crate) fn view_names(&self) -> BTreeSet<Name> {
+        self.clusters.iter().filter_map(|cluster| cluster.rules.view.clone()).collect()
     }
 }
 
+/// The configuration file with the cluster list, and how it is read.
+#[derive(Clone)]
+pub struct ReloadableFile {
+    pub path: PathBuf,
+    /// Its content when the settings were made from it.
+    pub text: Arc<str>,
+    /// Reads the file again, with all checks.
+    pub read: Arc<dyn Fn() -> anyhow::Result<ClusterList> + Send + Sync>,
+}
+
+impl fmt::Debug for ReloadableFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReloadableFile({})", self.path.display())
+    }
+}
+
+/// The programs and tables in the kernel.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    pub listing: Listing,
-    /// `None`: the listing stays as it is.
-    pub reload: Option<Reload>,
-    pub rules: Rules,
-    /// What is remembered between two runs is kept here.
-    pub state_dir: PathBuf,
-    /// `None`: no cluster's facts are kept on disk.
-    pub snapshot: Option<Keeping>,
-    /// Pods that only a default route leads to are knocked at this often.
-    pub probe_interval: Duration,
+pub struct KernelSettings {
     pub cgroup: PathBuf,
     pub pin_dir: PathBuf,
-    /// Where the CLI finds the agent.
-    pub socket: PathBuf,
     pub sizes: Sizes,
-    pub events: EventLevel,
-    pub orphan: Orphan,
-    /// `None`: no such listener.
-    pub metrics: Option<SocketAddr>,
-    pub health: Option<SocketAddr>,
-    pub dns: Option<Dns>,
-    /// Answer load balancers at the services' healthCheckNodePorts.
-    pub probes: bool,
-    pub sync_period: Duration,
-    /// Processes below these cgroups keep the address that they dialled.
-    pub untouched: Vec<PathBuf>,
-    /// Addresses of the host were given, and are not looked for.
-    pub fixed_addresses: bool,
+    pub event_level: EventLevel,
+    pub orphan: OrphanMode,
+    /// Processes in or below these cgroups are not redirected.
+    pub untouched_cgroups: Vec<PathBuf>,
     pub self_test: bool,
-    /// Of the life of a token that `beeline join` wrote, when the next one is asked for.
-    pub renew_after: f64,
-    /// For the test that proves the grace period needed.
+    /// Only for the test that proves that the grace period is needed.
     pub skip_grace: bool,
-    pub controller: Controller,
-    /// How often at most this node reports what it has programmed; `None`: never.
-    pub report: Option<Duration>,
+}
+
+/// The sockets on which the agent listens.
+#[derive(Clone, Debug)]
+pub struct ListenerSettings {
+    /// The UNIX socket for the command line.
+    pub socket: PathBuf,
+    /// `None` means no listener.
+    pub metrics_address: Option<SocketAddr>,
+    /// `None` means no listener.
+    pub health_address: Option<SocketAddr>,
+    pub dns: Option<DnsSettings>,
+    /// Whether to answer load balancers at the healthCheckNodePorts of Services.
+    pub health_check_node_ports: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct AgentSettings {
+    /// The commit of the running binary, for the metric `beeline_build_info`.
+    pub commit: &'static str,
+    pub cluster_list: ClusterList,
+    /// `None` means that the cluster list cannot change.
+    pub reload: Option<ReloadableFile>,
+    pub rules: Rules,
+    pub kernel: KernelSettings,
+    pub listeners: ListenerSettings,
+    /// Where the agent keeps files between two runs.
+    pub state_dir: PathBuf,
+    /// `None` means that no snapshots of clusters are written or read.
+    pub snapshot: Option<SnapshotSettings>,
+    /// How often pods that only a default route leads to are probed.
+    pub probe_interval: Duration,
+    pub sync_period: Duration,
+    /// Whether the host's addresses are given by option instead of read from its interfaces.
+    pub fixed_addresses: bool,
+    /// The fraction of a token's lifetime after which it is renewed. Only for tokens that `beeline join` wrote.
+    pub token_renew_fraction: f64,
+    pub controller: ControllerMode,
+    /// Whether a kube-proxy runs on this host too.
+    pub beside_kube_proxy: bool,
+    /// The shortest interval between two reports of this node to the controller. `None` means no reports.
+    pub report_interval: Option<Duration>,
 }

@@ -1,15 +1,15 @@
-//! The last good facts of a cluster on disk: what serves when no API server answers at the start, also after a reboot,
-//! when the kernel holds nothing. As soon as the cluster speaks again its own word replaces it, fact by fact; only what a
-//! complete list does not name any more goes.
+//! Snapshots: the last known objects of a cluster on disk. A snapshot is served when no API server answers at the start,
+//! also after a reboot, when the kernel has no tables. When the cluster answers again, its objects replace those of the
+//! snapshot; an object is deleted only once a complete list does not contain it.
 
-mod archive;
 mod clock;
+mod error;
 mod file;
-mod flaw;
-mod memory;
+mod recorder;
+mod store;
 
-pub use archive::{Archive, Keeping};
-pub use clock::{Clock, Host, Moment};
-pub use file::{Header, LARGEST, Loaded, Place, Recalled, Terms};
-pub use flaw::Flaw;
-pub use memory::{Job, Memory, Report, Search, Standing};
+pub use clock::{Clock, ClockReading, SystemClock};
+pub use error::SnapshotError;
+pub use file::{LoadRequirements, LoadResult, LoadedSnapshot, MAX_SNAPSHOT_BYTES, SnapshotFiles, SnapshotHeader};
+pub use recorder::{DiskState, LoadJob, SnapshotRecorder, WriteJob};
+pub use store::{SnapshotSettings, SnapshotStore};

@@ -1,11 +1,11 @@
-//! The tokens of the clusters that this host has joined: each is kept alive beside its source.
+//! Renews the tokens of the clusters that this host has joined, each beside the task that reads the cluster.
 
-use crate::settings::Origin;
+use crate::settings::SourceSettings;
+use beeline_api::TokenStatus;
 use beeline_cluster::Access;
-use beeline_join::{Credential, Renewal, Report, Standing};
+use beeline_join::{Credential, TokenRenewer, TokenReport, TokenState};
 use beeline_model::Name;
 use jiff::Timestamp;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -13,72 +13,63 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch::Receiver;
 
 #[derive(Clone, Debug, Default)]
-pub struct Tokens(Arc<Mutex<BTreeMap<Name, Receiver<Standing>>>>);
+pub struct TokenRenewals(Arc<Mutex<BTreeMap<Name, Receiver<TokenState>>>>);
 
-/// As `status` has it.
-#[derive(Clone, Debug, Serialize)]
-pub struct Token {
-    pub cluster: String,
-    #[serde(flatten)]
-    pub report: Report,
-}
-
-impl Tokens {
-    /// Keeps the token of a cluster alive, until it is dropped. Other kubeconfigs than those of `beeline join`, and the
-    /// accounts of pods, have somebody else who looks after them.
-    pub async fn keep(self, cluster: Name, origin: Origin, share: f64) -> Infallible {
-        let renewal = kubeconfig(&origin).and_then(|path| Renewal::of(path, share).ok());
-        let Some((renewal, standing)) = renewal else { return std::future::pending().await };
-        self.all().insert(cluster.clone(), standing);
-        let entry = Entry { tokens: self, cluster };
-        renewal.run().await;
-        drop(entry);
+impl TokenRenewals {
+    /// Renews the token of a cluster until the future is dropped. Does nothing for a kubeconfig that `beeline join` did
+    /// not write and for the ServiceAccount of a pod: other programs renew those.
+    pub async fn renew(self, cluster: Name, source: SourceSettings, fraction: f64) -> Infallible {
+        let renewer = kubeconfig(&source).and_then(|path| TokenRenewer::new(path, fraction).ok());
+        let Some((renewer, state)) = renewer else { return std::future::pending().await };
+        self.all().insert(cluster.clone(), state);
+        let registration = Registration { renewals: self, cluster };
+        renewer.run().await;
+        drop(registration);
         std::future::pending().await
     }
 
-    /// `error`: what reading a cluster fails with, if it does.
-    pub fn reports(&self, error: impl Fn(&str) -> Option<String>) -> Vec<Token> {
+    /// `error` returns why the last request to a cluster failed, if it did.
+    pub fn reports(&self, error: impl Fn(&str) -> Option<String>) -> Vec<TokenStatus> {
         let now = Timestamp::now();
-        let report = |(cluster, standing): (&Name, &Receiver<Standing>)| Token {
-            cluster: cluster.to_string(),
-            report: standing.borrow().report(error(cluster).as_deref(), now),
+        let report = |(cluster, state): (&Name, &Receiver<TokenState>)| {
+            let TokenReport { account, expires, renews, error, rejoin } =
+                state.borrow().report(error(cluster).as_deref(), now);
+            TokenStatus { cluster: cluster.to_string(), account, expires, renews, error, rejoin }
         };
         self.all().iter().map(report).collect()
     }
 
-    /// When each ends, in seconds since 1970.
-    pub fn ends(&self) -> Vec<(String, i64)> {
-        let end = |(cluster, standing): (&Name, &Receiver<Standing>)| {
-            let end = standing.borrow().expires()?;
-            Some((cluster.to_string(), end))
-        };
-        self.all().iter().filter_map(end).collect()
+    /// The expiry of each token, in seconds since the Unix epoch.
+    pub fn expiry_times(&self) -> Vec<(String, i64)> {
+        let expiry =
+            |(cluster, state): (&Name, &Receiver<TokenState>)| Some((cluster.to_string(), state.borrow().expires()?));
+        self.all().iter().filter_map(expiry).collect()
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<Name, Receiver<Standing>>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<Name, Receiver<TokenState>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Which cluster the credentials are of, where `beeline join` wrote them.
-pub fn uid(origin: &Origin) -> Option<Box<str>> {
-    let credential = Credential::open(&kubeconfig(origin)?).ok()?;
-    Some(credential.mark.uid.into())
+/// The UID of the cluster that the credentials belong to, if `beeline join` wrote them.
+pub fn credential_uid(source: &SourceSettings) -> Option<Box<str>> {
+    let credential = Credential::open(&kubeconfig(source)?).ok()?;
+    Some(credential.extension.uid.into())
 }
 
-fn kubeconfig(origin: &Origin) -> Option<PathBuf> {
-    let Origin::Server(server) = origin else { return None };
+fn kubeconfig(source: &SourceSettings) -> Option<PathBuf> {
+    let SourceSettings::Server(server) = source else { return None };
     if let Access::Kubeconfig { path, .. } = &server.access { Some(path.clone()) } else { None }
 }
 
-/// A cluster that is followed no more has no token to tell of.
-struct Entry {
-    tokens: Tokens,
+/// Removes the token from the status when its cluster is not read any more.
+struct Registration {
+    renewals: TokenRenewals,
     cluster: Name,
 }
 
-impl Drop for Entry {
+impl Drop for Registration {
     fn drop(&mut self) {
-        self.tokens.all().remove(&self.cluster);
+        self.renewals.all().remove(&self.cluster);
     }
 }

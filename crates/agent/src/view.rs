@@ -1,8 +1,9 @@
-//! Who sees which view: cgroups that the configuration names, pods that ask for one, and the rooms of commands
-//! (`beeline run --view`). A room is a cgroup below ours; its name tells its view, so that the next agent knows it too.
+//! Which cgroups see which view: cgroups that the configuration names, pods that ask for a view by annotation, and the
+//! cgroups that the agent creates for `beeline run --view`. The name of such a cgroup contains its view, so that the next
+//! agent can adopt it.
 //!
-//! All rooms stand in one cgroup: at the root of the hierarchy only who may overrule modes (CAP_DAC_OVERRIDE) can make one,
-//! and the agent may not. Whoever starts it makes that one for it.
+//! All of them are created in one parent cgroup. At the root of the hierarchy only a process with CAP_DAC_OVERRIDE may
+//! create a cgroup, and the agent does not have that capability: its supervisor creates the parent.
 
 use anyhow::Context;
 use beeline_datapath::cgroup;
@@ -11,86 +12,92 @@ use beeline_model::Name;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the rooms are, below our cgroup; each is `NAME-NUMBER`.
-const ROOMS: &str = "beeline-views";
-/// Whoever asked for a room enters it within this time, or not at all.
-const ENTER: Duration = Duration::from_secs(10);
+/// The parent of the created cgroups, below the agent's cgroup. Each child is named `VIEW-NUMBER`.
+const PARENT: &str = "beeline-views";
+/// A command that asked for a cgroup enters it within this time, or not at all.
+const ENTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-struct Room {
+struct ViewCgroup {
     path: PathBuf,
     view: Name,
-    made: Instant,
+    created: Instant,
+    /// Whether a process was ever seen in it.
     used: bool,
 }
 
+/// The cgroups that were created for `beeline run --view`.
 #[derive(Debug)]
-pub struct Rooms {
-    root: PathBuf,
-    all: Vec<Room>,
+pub struct ViewCgroups {
+    parent: PathBuf,
+    all: Vec<ViewCgroup>,
 }
 
-impl Rooms {
-    /// With those that an earlier agent has left.
-    pub fn adopt(root: &Path) -> Rooms {
-        let root = root.join(ROOMS);
-        let entries = std::fs::read_dir(&root).into_iter().flatten().flatten();
-        let known = entries.filter_map(|entry| {
+impl ViewCgroups {
+    /// Starts with the cgroups that an earlier agent left behind.
+    pub fn adopt(root: &Path) -> ViewCgroups {
+        let parent = root.join(PARENT);
+        let entries = std::fs::read_dir(&parent).into_iter().flatten().flatten();
+        let existing = entries.filter_map(|entry| {
             let view = view_of(entry.file_name().to_str()?).filter(|_| entry.path().is_dir())?;
-            Some(Room { path: entry.path(), view, made: Instant::now(), used: true })
+            Some(ViewCgroup { path: entry.path(), view, created: Instant::now(), used: true })
         });
-        let all = known.collect();
-        Rooms { root, all }
+        let all = existing.collect();
+        ViewCgroups { parent, all }
     }
 
-    pub fn open(&mut self, view: &Name) -> anyhow::Result<PathBuf> {
-        if !self.root.is_dir() {
-            let how = || format!("there is no cgroup for rooms; as root: mkdir {}", self.root.display());
-            std::fs::create_dir(&self.root).with_context(how)?;
+    pub fn create(&mut self, view: &Name) -> anyhow::Result<PathBuf> {
+        if !self.parent.is_dir() {
+            let hint =
+                || format!("cannot create the parent cgroup of views; run as root: mkdir {}", self.parent.display());
+            std::fs::create_dir(&self.parent).with_context(hint)?;
         }
         let mut number = 0u32;
         loop {
-            let path = self.root.join(format!("{view}-{number}"));
+            let path = self.parent.join(format!("{view}-{number}"));
             match std::fs::create_dir(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && number < u32::MAX => number += 1,
-                made => {
-                    made.with_context(|| format!("no cgroup at {}", path.display()))?;
-                    self.all.push(Room { path: path.clone(), view: view.clone(), made: Instant::now(), used: false });
+                created => {
+                    created.with_context(|| format!("cannot create the cgroup {}", path.display()))?;
+                    let (view, created) = (view.clone(), Instant::now());
+                    self.all.push(ViewCgroup { path: path.clone(), view, created, used: false });
                     return Ok(path);
                 }
             }
         }
     }
 
-    pub fn close(&mut self, path: &Path) {
+    pub fn remove(&mut self, path: &Path) {
         let _ = std::fs::remove_dir(path);
-        self.all.retain(|room| room.path != path);
+        self.all.retain(|cgroup| cgroup.path != path);
     }
 
-    /// Removes those whose processes have ended; says whether there were any.
-    pub fn sweep(&mut self) -> bool {
+    /// Removes the cgroups whose processes have ended. Returns whether there were any.
+    pub fn remove_empty(&mut self) -> bool {
         let before = self.all.len();
-        self.all.retain_mut(|room| !room.is_left() || std::fs::remove_dir(&room.path).is_err() && room.path.exists());
+        self.all.retain_mut(|cgroup| {
+            !cgroup.is_abandoned() || std::fs::remove_dir(&cgroup.path).is_err() && cgroup.path.exists()
+        });
         self.all.len() != before
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&Path, &Name)> {
-        self.all.iter().map(|room| (room.path.as_path(), &room.view))
+        self.all.iter().map(|cgroup| (cgroup.path.as_path(), &cgroup.view))
     }
 }
 
-/// Where nobody is in them any more: the last trace of an agent that has gone.
-pub fn remove_rooms(root: &Path) {
-    Rooms::adopt(root).sweep();
-    let _ = std::fs::remove_dir(root.join(ROOMS)); // Somebody may still be there.
+/// Removes the empty cgroups of an agent that has ended, and their parent if it is empty then.
+pub fn remove_view_cgroups(root: &Path) {
+    ViewCgroups::adopt(root).remove_empty();
+    let _ = std::fs::remove_dir(root.join(PARENT));
 }
 
-impl Room {
-    fn is_left(&mut self) -> bool {
+impl ViewCgroup {
+    fn is_abandoned(&mut self) -> bool {
         let events = std::fs::read_to_string(self.path.join("cgroup.events")).unwrap_or_default();
         let populated = events.lines().any(|line| line == "populated 1");
         self.used |= populated;
-        !populated && (self.used || self.made.elapsed() >= ENTER)
+        !populated && (self.used || self.created.elapsed() >= ENTER_TIMEOUT)
     }
 }
 
@@ -99,25 +106,26 @@ fn view_of(name: &str) -> Option<Name> {
     (!view.is_empty() && number.parse::<u32>().is_ok()).then(|| view.into())
 }
 
-/// Why nobody there can be told a view.
-pub fn unfit(path: &Path) -> Option<String> {
+/// Why the cgroup at this path cannot have a rule. `None` means that it can.
+pub fn rule_error(path: &Path) -> Option<String> {
     match cgroup::level(path) {
-        _ if !path.exists() => Some("is not there".into()),
+        _ if !path.exists() => Some("does not exist".into()),
         Ok(level) if level < LEVELS => None,
-        Ok(level) => Some(format!("is {level} levels deep: at most {} can be told", LEVELS - 1)),
-        Err(why) => Some(format!("is no cgroup2: {why}")),
+        Ok(level) => Some(format!("is {level} levels deep; a rule needs at most {}", LEVELS - 1)),
+        Err(error) => Some(format!("is not a cgroup2 directory: {error}")),
     }
 }
 
-/// Rules of cgroups that are there and can have one, by id: one cgroup that is named twice has one rule.
-pub fn gather(wanted: impl Iterator<Item = (PathBuf, CgroupRule)>) -> Vec<(PathBuf, u64, CgroupRule)> {
+/// The rules of the cgroups that exist and can have one, with the cgroup's id. If several entries name one cgroup, their
+/// rules are merged into one.
+pub fn merge_rules(wanted: impl Iterator<Item = (PathBuf, CgroupRule)>) -> Vec<(PathBuf, u64, CgroupRule)> {
     let mut all: Vec<(PathBuf, u64, CgroupRule)> = Vec::new();
     for (path, rule) in wanted {
-        let Some(id) = cgroup::id(&path).ok().filter(|_| unfit(&path).is_none()) else { continue };
-        match all.iter_mut().find(|(_, known, _)| *known == id) {
-            Some((_, _, known)) => {
-                known.untouched |= rule.untouched;
-                known.view = if rule.view == 0 { known.view } else { rule.view };
+        let Some(id) = cgroup::id(&path).ok().filter(|_| rule_error(&path).is_none()) else { continue };
+        match all.iter_mut().find(|(_, other, _)| *other == id) {
+            Some((_, _, merged)) => {
+                merged.untouched |= rule.untouched;
+                merged.view = if rule.view == 0 { merged.view } else { rule.view };
             }
             None => all.push((path, id, rule)),
         }
@@ -130,35 +138,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_room_tells_its_view_to_the_next_agent() {
+    fn the_next_agent_reads_the_view_from_the_name_of_the_cgroup() {
         let dir = tempfile::tempdir().unwrap();
-        let mut rooms = Rooms::adopt(dir.path());
-        let (first, second) = (rooms.open(&"edge-1".into()).unwrap(), rooms.open(&"edge-1".into()).unwrap());
+        let mut cgroups = ViewCgroups::adopt(dir.path());
+        let (first, second) = (cgroups.create(&"edge-1".into()).unwrap(), cgroups.create(&"edge-1".into()).unwrap());
         assert!(first != second && first.is_dir() && second.is_dir());
-        std::fs::create_dir(dir.path().join(ROOMS).join("none")).unwrap();
-        let next = Rooms::adopt(dir.path());
+        std::fs::create_dir(dir.path().join(PARENT).join("none")).unwrap();
+        let next = ViewCgroups::adopt(dir.path());
         assert_eq!(next.iter().map(|(_, view)| &**view).collect::<Vec<_>>(), ["edge-1", "edge-1"]);
-        assert!(!rooms.sweep(), "nobody has come yet, and may still");
-        rooms.close(&first);
-        assert!(!first.exists() && rooms.iter().count() == 1);
-        assert!({ next }.sweep(), "those that were left are empty");
-        std::fs::remove_dir(dir.path().join(ROOMS).join("none")).unwrap();
-        remove_rooms(dir.path());
-        assert!(!dir.path().join(ROOMS).exists());
+        assert!(!cgroups.remove_empty(), "the command may still enter its cgroup");
+        cgroups.remove(&first);
+        assert!(!first.exists() && cgroups.iter().count() == 1);
+        assert!({ next }.remove_empty(), "adopted cgroups are removed when they are empty");
+        std::fs::remove_dir(dir.path().join(PARENT).join("none")).unwrap();
+        remove_view_cgroups(dir.path());
+        assert!(!dir.path().join(PARENT).exists());
     }
 
     #[test]
-    fn one_cgroup_has_one_rule_and_what_is_none_takes_no_rule_from_the_others() {
+    fn rules_of_one_cgroup_are_merged_and_unusable_paths_are_skipped() {
         let (folder, root) = (tempfile::tempdir().unwrap(), cgroup::root().unwrap());
         let here = || root.clone();
         let untouched = CgroupRule { untouched: true, view: 0 };
         let view = CgroupRule { untouched: false, view: 3 };
-        let none = [here().join("gone"), folder.path().to_owned()];
-        let [gone, folder] = none.each_ref().map(|path| unfit(path).unwrap());
-        assert!(gone == "is not there" && folder.starts_with("is no cgroup2: "), "{gone}; {folder}");
-        let all = [(here(), untouched), (here(), view)].into_iter().chain(none.map(|path| (path, view)));
-        let all = gather(all);
-        let rules: Vec<CgroupRule> = all.iter().map(|(_, _, rule)| *rule).collect();
+        let unusable = [here().join("gone"), folder.path().to_owned()];
+        let [gone, folder] = unusable.each_ref().map(|path| rule_error(path).unwrap());
+        assert!(gone == "does not exist" && folder.starts_with("is not a cgroup2 directory: "), "{gone}; {folder}");
+        let all = [(here(), untouched), (here(), view)].into_iter().chain(unusable.map(|path| (path, view)));
+        let rules: Vec<CgroupRule> = merge_rules(all).iter().map(|(_, _, rule)| *rule).collect();
         assert_eq!(rules, [CgroupRule { untouched: true, view: 3 }]);
     }
 }

@@ -1,8 +1,14 @@
-//! The last good facts on disk: two generations, and everything that a file can be that it should not.
+//! Snapshot files: two generations on disk, and every way in which a file can be unusable.
 
-use beeline_agent::snapshot::{Clock, Flaw, Header, LARGEST, Memory, Moment, Place, Terms};
-use beeline_cluster::{Batch, Claim, Convert, Format, Snapshot, parse};
-use beeline_model::fact::{Fact, Node};
+use beeline_agent::snapshot::{
+    Clock, ClockReading, LoadRequirements, MAX_SNAPSHOT_BYTES, SnapshotError, SnapshotFiles, SnapshotHeader,
+    SnapshotRecorder,
+};
+use beeline_cluster::{ChangeBatch, Converter, ManifestFormat, ServiceFilter, parse_manifests};
+use beeline_model::Address;
+use beeline_model::change::Change;
+use beeline_model::object::{Node, Object};
+use ring::digest::{Context, SHA256};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -11,7 +17,7 @@ use tempfile::TempDir;
 
 const UID: &str = "0b2c1f0e-1111-4222-8333-444455556666";
 
-/// Every kind of fact that a source says.
+/// Every kind of object that a source delivers.
 const OBJECTS: &str = "
 {apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop, creationTimestamp: '2026-01-01T00:00:00Z'},
  spec: {type: LoadBalancer, clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1, 'fd00:96::1'], externalIPs: [192.0.2.7],
@@ -48,114 +54,132 @@ const OBJECTS: &str = "
 {apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: kubernetes}, spec: {cidrs: [10.96.0.0/16]}}
 ";
 
-fn facts(cluster: &str) -> Vec<Fact> {
-    let claim = Claim { names: true, ..Claim::default() };
-    let snapshot = parse(OBJECTS.as_bytes(), Format::Yaml, &mut Convert::new(cluster, claim));
+fn objects(cluster: &str) -> Vec<Object> {
+    let filter = ServiceFilter { dns_names: true, ..ServiceFilter::default() };
+    let snapshot = parse_manifests(OBJECTS.as_bytes(), ManifestFormat::Yaml, &mut Converter::new(cluster, filter));
     assert!(snapshot.refusals.is_empty(), "{:?}", snapshot.refusals);
-    snapshot.into_facts()
+    let object = |change| match change {
+        Change::Upsert(object) => object,
+        Change::Delete(key) => panic!("{key} is deleted"),
+    };
+    snapshot.into_changes().into_iter().map(object).collect()
 }
 
-/// A clock that tests turn, and a host that they boot.
-#[derive(Clone)]
-struct Hand(Arc<Mutex<Moment>>);
+fn node(name: &str) -> Object {
+    Object::Node(Node::named("far", name))
+}
 
-impl Hand {
-    fn new() -> Hand {
-        Hand(Arc::new(Mutex::new(Moment { boot_id: "first".into(), uptime: 100, time: 1_800_000_000 })))
+/// A clock and a host that the test sets and reboots.
+#[derive(Clone)]
+struct TestClock(Arc<Mutex<ClockReading>>);
+
+impl TestClock {
+    fn new() -> TestClock {
+        TestClock(Arc::new(Mutex::new(ClockReading { boot_id: "first".into(), uptime: 100, time: 1_800_000_000 })))
     }
 
-    fn pass(&self, seconds: u64) {
+    fn advance(&self, seconds: u64) {
         let mut now = self.0.lock().unwrap();
         (now.uptime, now.time) = (now.uptime + seconds, now.time + seconds);
     }
 
-    fn boot(&self) {
+    fn reboot(&self) {
         let mut now = self.0.lock().unwrap();
         (now.boot_id, now.uptime) = ("second".into(), 1);
     }
 }
 
-impl Clock for Hand {
-    fn now(&self) -> Moment {
+impl Clock for TestClock {
+    fn now(&self) -> ClockReading {
         self.0.lock().unwrap().clone()
     }
 }
 
-struct Desk {
+struct Fixture {
     _dir: TempDir,
-    place: Place,
-    hand: Hand,
+    files: SnapshotFiles,
+    clock: TestClock,
 }
 
-impl Desk {
-    fn new() -> Desk {
+impl Fixture {
+    fn new() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place { dir: dir.path().join("snapshot"), cluster: "far".into() };
-        Desk { _dir: dir, place, hand: Hand::new() }
+        let files = SnapshotFiles { dir: dir.path().join("snapshot"), cluster: "far".into() };
+        Fixture { _dir: dir, files, clock: TestClock::new() }
     }
 
-    fn memory(&self, max_age: Option<Duration>) -> Memory {
-        Memory::new(self.place.clone(), max_age, Box::new(self.hand.clone()))
+    fn recorder(&self, max_age: Option<Duration>) -> SnapshotRecorder {
+        SnapshotRecorder::new(self.files.clone(), max_age, Box::new(self.clock.clone()))
     }
 
-    fn header(&self) -> Header {
-        Header { cluster: "far".into(), uid: UID.into(), at: self.hand.now() }
+    fn header(&self) -> SnapshotHeader {
+        SnapshotHeader { cluster: "far".into(), uid: UID.into(), at: self.clock.now() }
     }
 
-    /// Two generations: the older one with one node, the newer one with two.
+    /// Writes two generations: the older one with one node, the newer one with two.
     fn write_two(&self) {
         for nodes in [&["n1"][..], &["n1", "n2"]] {
-            let facts = nodes.iter().map(|name| Fact::Node(Node::named("far", name)));
-            self.place.write(&self.header(), facts).unwrap();
-            self.hand.pass(60);
+            self.files.write(&self.header(), nodes.iter().map(|name| node(name))).unwrap();
+            self.clock.advance(60);
         }
     }
 
-    fn terms(&self) -> Terms<'static> {
-        Terms { now: self.hand.now(), max_age: None, uid: Some(UID) }
+    fn requirements(&self) -> LoadRequirements<'static> {
+        LoadRequirements { now: self.clock.now(), max_age: None, uid: Some(UID) }
     }
 
-    /// How many facts can be had, and what was wrong with the files that were passed over.
-    fn load(&self) -> (Option<usize>, Vec<Flaw>) {
-        let loaded = self.place.load(&self.terms());
-        (loaded.recalled.map(|recalled| recalled.facts.len()), loaded.flaws.into_iter().map(|(_, flaw)| flaw).collect())
+    /// The number of loaded objects, and why files were not used.
+    fn load(&self) -> (Option<usize>, Vec<SnapshotError>) {
+        let loaded = self.files.load(&self.requirements());
+        let errors = loaded.errors.into_iter().map(|(_, error)| error).collect();
+        (loaded.snapshot.map(|snapshot| snapshot.objects.len()), errors)
     }
 }
 
-fn batch(facts: Vec<Fact>) -> Batch {
-    Batch { facts, synced: true, whole: true, ..Batch::default() }
+fn changes(objects: Vec<Object>) -> Vec<Change> {
+    objects.into_iter().map(Change::Upsert).collect()
+}
+
+fn complete_batch(objects: Vec<Object>) -> ChangeBatch {
+    ChangeBatch { changes: changes(objects), synced: true, complete: true, ..ChangeBatch::default() }
+}
+
+/// Runs a due or final write. Returns whether there was one.
+fn write(recorder: &mut SnapshotRecorder) -> bool {
+    let job = recorder.due_write(UID).or_else(|| recorder.final_write(UID));
+    job.map(|job| recorder.record_write(&job, job.run())).is_some()
 }
 
 #[test]
-fn every_fact_comes_back_as_it_was() {
-    let (desk, facts) = (Desk::new(), facts("far"));
-    assert!(facts.len() >= 7, "{facts:?}");
-    let bytes = desk.place.write(&desk.header(), facts.iter().cloned()).unwrap();
+fn every_object_is_loaded_as_it_was_written() {
+    let (fixture, objects) = (Fixture::new(), objects("far"));
+    assert!(objects.len() >= 7, "{objects:?}");
+    let bytes = fixture.files.write(&fixture.header(), objects.iter().cloned()).unwrap();
     assert!(bytes > 500, "{bytes}");
-    desk.hand.pass(90);
-    let recalled = desk.place.load(&desk.terms()).recalled.unwrap();
-    assert_eq!((recalled.facts, &*recalled.header.uid, recalled.age), (facts, UID, Duration::from_secs(90)));
+    fixture.clock.advance(90);
+    let snapshot = fixture.files.load(&fixture.requirements()).snapshot.unwrap();
+    assert_eq!((snapshot.objects, &*snapshot.header.uid, snapshot.age), (objects, UID, Duration::from_secs(90)));
 }
 
 #[test]
-fn only_this_user_can_read_it() {
-    let desk = Desk::new();
-    desk.write_two();
+fn only_the_agents_user_can_read_the_files() {
+    let fixture = Fixture::new();
+    fixture.write_two();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-    assert_eq!(mode(&desk.place.path()), 0o600);
-    assert_eq!(mode(&desk.place.path_before()), 0o600);
-    assert_eq!(mode(&desk.place.dir), 0o700);
-    let names = std::fs::read_dir(&desk.place.dir).unwrap().count();
-    assert_eq!(names, 2, "nothing else is left behind");
+    assert_eq!(mode(&fixture.files.path()), 0o600);
+    assert_eq!(mode(&fixture.files.previous_path()), 0o600);
+    assert_eq!(mode(&fixture.files.dir), 0o700);
+    let names = std::fs::read_dir(&fixture.files.dir).unwrap().count();
+    assert_eq!(names, 2, "no temporary file is left");
 }
 
-/// Something is done to the newer generation: what then?
-fn spoil(what: impl FnOnce(&Path)) -> (Option<usize>, Vec<Flaw>) {
-    let desk = Desk::new();
-    desk.write_two();
-    assert!(matches!(desk.load(), (Some(2), flaws) if flaws.is_empty()));
-    what(&desk.place.path());
-    desk.load()
+/// Loads after `damage` was applied to the newer of two generations.
+fn load_damaged(damage: impl FnOnce(&Path)) -> (Option<usize>, Vec<SnapshotError>) {
+    let fixture = Fixture::new();
+    fixture.write_two();
+    assert!(matches!(fixture.load(), (Some(2), errors) if errors.is_empty()));
+    damage(&fixture.files.path());
+    fixture.load()
 }
 
 fn rewrite(path: &Path, change: impl FnOnce(String) -> String) {
@@ -164,252 +188,265 @@ fn rewrite(path: &Path, change: impl FnOnce(String) -> String) {
 }
 
 #[test]
-fn a_bad_file_gives_way_to_the_generation_before_with_a_reason() {
-    let truncated = spoil(|path| rewrite(path, |text| text[..text.len() - 20].into()));
-    assert!(matches!(truncated, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::Checksum])), "{truncated:?}");
-    let forged = spoil(|path| rewrite(path, |text| text.replace("n2", "n9")));
-    assert!(matches!(forged, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::Checksum])), "{forged:?}");
-    let renamed = spoil(|path| rewrite(path, |text| text.replace(UID, &UID.replace('0', "1"))));
-    assert!(matches!(renamed, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::Checksum])), "{renamed:?}");
-    let empty = spoil(|path| std::fs::write(path, "").unwrap());
-    assert!(matches!(empty, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::Version(_)])), "{empty:?}");
-    let binary = spoil(|path| std::fs::write(path, [0xff; 100]).unwrap());
-    assert!(matches!(binary, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::Checksum])), "{binary:?}");
-    let other = spoil(|path| rewrite(path, |text| text.replacen("beeline-snapshot 1", "beeline-snapshot 2", 1)));
-    assert!(matches!(other, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::Version(_)])), "{other:?}");
-    let gone = spoil(|path| std::fs::remove_file(path).unwrap());
-    assert!(matches!(gone, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::Missing])), "{gone:?}");
+fn a_damaged_file_falls_back_to_the_previous_generation_with_an_error() {
+    let truncated = load_damaged(|path| rewrite(path, |text| text[..text.len() - 20].into()));
+    assert!(matches!(truncated, (Some(1), ref e) if matches!(e[..], [SnapshotError::Checksum])), "{truncated:?}");
+    let modified = load_damaged(|path| rewrite(path, |text| text.replace("n2", "n9")));
+    assert!(matches!(modified, (Some(1), ref e) if matches!(e[..], [SnapshotError::Checksum])), "{modified:?}");
+    let other_uid = load_damaged(|path| rewrite(path, |text| text.replace(UID, &UID.replace('0', "1"))));
+    assert!(matches!(other_uid, (Some(1), ref e) if matches!(e[..], [SnapshotError::Checksum])), "{other_uid:?}");
+    let empty = load_damaged(|path| std::fs::write(path, "").unwrap());
+    assert!(matches!(empty, (Some(1), ref e) if matches!(e[..], [SnapshotError::Version(_)])), "{empty:?}");
+    let binary = load_damaged(|path| std::fs::write(path, [0xff; 100]).unwrap());
+    assert!(matches!(binary, (Some(1), ref e) if matches!(e[..], [SnapshotError::Checksum])), "{binary:?}");
+    let version =
+        load_damaged(|path| rewrite(path, |text| text.replacen("beeline-snapshot 1", "beeline-snapshot 2", 1)));
+    assert!(matches!(version, (Some(1), ref e) if matches!(e[..], [SnapshotError::Version(_)])), "{version:?}");
+    let missing = load_damaged(|path| std::fs::remove_file(path).unwrap());
+    assert!(matches!(missing, (Some(1), ref e) if matches!(e[..], [SnapshotError::Missing])), "{missing:?}");
 }
 
 #[test]
-fn a_file_that_others_may_write_is_not_believed() {
-    let open = spoil(|path| std::fs::set_permissions(path, PermissionsExt::from_mode(0o666)).unwrap());
+fn a_file_that_others_may_write_is_not_used() {
+    let writable = load_damaged(|path| std::fs::set_permissions(path, PermissionsExt::from_mode(0o666)).unwrap());
     assert!(
-        matches!(open, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::Exposed { mode: 0o666, .. }])),
-        "{open:?}"
+        matches!(writable, (Some(1), ref e) if matches!(e[..], [SnapshotError::Exposed { mode: 0o666, .. }])),
+        "{writable:?}"
     );
-    let foreign = spoil(|path| std::os::unix::fs::chown(path, Some(12_345), None).unwrap());
+    let other_owner = load_damaged(|path| std::os::unix::fs::chown(path, Some(12_345), None).unwrap());
     assert!(
-        matches!(foreign, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::Exposed { owner: 12_345, .. }])),
-        "{foreign:?}"
+        matches!(other_owner, (Some(1), ref e) if matches!(e[..], [SnapshotError::Exposed { owner: 12_345, .. }])),
+        "{other_owner:?}"
     );
-    let link = spoil(|path| {
+    let link = load_damaged(|path| {
         std::fs::rename(path, path.with_extension("elsewhere")).unwrap();
         symlink(path.with_extension("elsewhere"), path).unwrap();
     });
-    assert!(matches!(link, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::NoFile])), "{link:?}");
-    let folder = spoil(|path| {
+    assert!(matches!(link, (Some(1), ref e) if matches!(e[..], [SnapshotError::NotAFile])), "{link:?}");
+    let directory = load_damaged(|path| {
         std::fs::remove_file(path).unwrap();
         std::fs::create_dir(path).unwrap();
     });
-    assert!(matches!(folder, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::NoFile])), "{folder:?}");
-    let huge = spoil(|path| std::fs::File::options().write(true).open(path).unwrap().set_len(LARGEST + 1).unwrap());
-    assert!(matches!(huge, (Some(1), ref flaws) if matches!(flaws[..], [Flaw::TooLarge(_)])), "{huge:?}");
+    assert!(matches!(directory, (Some(1), ref e) if matches!(e[..], [SnapshotError::NotAFile])), "{directory:?}");
+    let size = MAX_SNAPSHOT_BYTES + 1;
+    let large = load_damaged(|path| std::fs::File::options().write(true).open(path).unwrap().set_len(size).unwrap());
+    assert!(matches!(large, (Some(1), ref e) if matches!(e[..], [SnapshotError::TooLarge(_)])), "{large:?}");
+}
+
+/// Replaces the objects of a file and makes the checksum match.
+fn forge_objects(path: &Path, lines: &str) {
+    rewrite(path, |text| {
+        let header = text.lines().nth(1).unwrap();
+        let rest = format!("{header}\n{lines}\n");
+        let mut checksum = Context::new(&SHA256);
+        checksum.update(format!("beeline-snapshot 1\n{rest}").as_bytes());
+        let hex: String = checksum.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("beeline-snapshot 1 {hex}\n{rest}")
+    });
 }
 
 #[test]
-fn who_forges_the_checksum_too_still_says_nothing_about_others() {
-    let desk = Desk::new();
-    let try_facts = |facts: Vec<Fact>| {
-        desk.place.write(&desk.header(), facts.into_iter()).unwrap();
-        let loaded = desk.place.load(&desk.terms());
-        (loaded.recalled.is_some(), loaded.flaws.into_iter().map(|(_, flaw)| flaw.to_string()).collect::<Vec<_>>())
+fn a_file_with_a_forged_checksum_cannot_contain_objects_that_no_source_delivers() {
+    let fixture = Fixture::new();
+    let load_objects = |objects: Vec<Object>| {
+        fixture.files.write(&fixture.header(), objects.into_iter()).unwrap();
+        let loaded = fixture.files.load(&fixture.requirements());
+        let errors: Vec<String> = loaded.errors.into_iter().map(|(_, error)| error.to_string()).collect();
+        (loaded.snapshot.is_some(), errors)
     };
-    let (used, flaws) = try_facts(vec![Fact::Node(Node::named("near", "n1"))]);
-    assert!(!used && flaws[0].contains("line 3") && flaws[0].contains("near"), "{flaws:?}");
-    let (used, flaws) = try_facts(vec![Fact::NodeGone { cluster: "far".into(), name: "n1".into() }]);
-    assert!(!used && flaws[0].contains("not what is gone"), "{flaws:?}");
-    let mut service = facts("far").into_iter().find_map(|fact| match fact {
-        Fact::Service(service) => Some(service),
+    let (used, errors) = load_objects(vec![Object::Node(Node::named("near", "n1"))]);
+    assert!(!used && errors[0].contains("line 3") && errors[0].contains("near"), "{errors:?}");
+    let mut service = objects("far").into_iter().find_map(|object| match object {
+        Object::Service(service) => Some(service),
         _ => None,
     });
-    service
-        .iter_mut()
-        .for_each(|service| service.external_ips = ["127.0.0.1".parse::<std::net::IpAddr>().unwrap().into()].into());
-    let (used, flaws) = try_facts(service.into_iter().map(Fact::Service).collect());
-    assert!(!used && flaws[0].contains("127.0.0.1"), "{flaws:?}");
+    let loopback: Address = "127.0.0.1".parse::<std::net::IpAddr>().unwrap().into();
+    service.iter_mut().for_each(|service| service.external_ips = [loopback].into());
+    let (used, errors) = load_objects(service.into_iter().map(Object::Service).collect());
+    assert!(!used && errors[0].contains("127.0.0.1"), "{errors:?}");
+    fixture.files.write(&fixture.header(), [node("n1")].into_iter()).unwrap();
+    let line = serde_json::to_string(&node("n2")).unwrap();
+    forge_objects(&fixture.files.path(), &line);
+    assert_eq!(fixture.files.load(&fixture.requirements()).snapshot.unwrap().objects, [node("n2")]);
+    forge_objects(&fixture.files.path(), r#"{"Delete":{"Node":{"cluster":"far","name":"n1"}}}"#);
+    let loaded = fixture.files.load(&fixture.requirements());
+    assert!(matches!(loaded.errors[0].1, SnapshotError::Object { line: 3, .. }), "a deletion: {loaded:?}");
 }
 
 #[test]
-fn another_cluster_under_the_same_name_is_not_used() {
-    let desk = Desk::new();
-    desk.write_two();
-    let terms = Terms { uid: Some("another"), ..desk.terms() };
-    let loaded = desk.place.load(&terms);
-    assert!(loaded.recalled.is_none() && loaded.flaws.len() == 2);
-    assert!(loaded.flaws.iter().all(|(_, flaw)| matches!(flaw, Flaw::ForeignUid { .. })), "{loaded:?}");
-    let other = Place { cluster: "near".into(), ..desk.place.clone() };
-    std::fs::copy(desk.place.path(), other.path()).unwrap();
-    let loaded = other.load(&desk.terms());
-    assert!(matches!(&loaded.flaws[0].1, Flaw::Cluster(name) if name == "far"), "{loaded:?}");
+fn the_snapshot_of_another_cluster_with_the_same_name_is_not_used() {
+    let fixture = Fixture::new();
+    fixture.write_two();
+    let requirements = LoadRequirements { uid: Some("another"), ..fixture.requirements() };
+    let loaded = fixture.files.load(&requirements);
+    assert!(loaded.snapshot.is_none() && loaded.errors.len() == 2);
+    assert!(loaded.errors.iter().all(|(_, error)| matches!(error, SnapshotError::OtherUid { .. })), "{loaded:?}");
+    let other = SnapshotFiles { cluster: "near".into(), ..fixture.files.clone() };
+    std::fs::copy(fixture.files.path(), other.path()).unwrap();
+    let loaded = other.load(&fixture.requirements());
+    assert!(matches!(&loaded.errors[0].1, SnapshotError::Cluster(name) if name == "far"), "{loaded:?}");
 }
 
 #[test]
-fn age_counts_across_a_reboot_and_has_an_end() {
-    let desk = Desk::new();
-    desk.write_two();
-    desk.hand.pass(3_000);
-    desk.hand.boot();
-    let most = |seconds| Terms { max_age: Some(Duration::from_secs(seconds)), ..desk.terms() };
-    assert_eq!(desk.place.load(&most(4_000)).recalled.unwrap().age, Duration::from_secs(3_060));
-    let loaded = desk.place.load(&most(3_000));
-    assert!(loaded.recalled.is_none() && matches!(loaded.flaws[0].1, Flaw::TooOld { .. }), "{loaded:?}");
+fn the_age_counts_across_a_reboot_and_is_limited() {
+    let fixture = Fixture::new();
+    fixture.write_two();
+    fixture.clock.advance(3_000);
+    fixture.clock.reboot();
+    let max_age = |seconds| LoadRequirements { max_age: Some(Duration::from_secs(seconds)), ..fixture.requirements() };
+    assert_eq!(fixture.files.load(&max_age(4_000)).snapshot.unwrap().age, Duration::from_secs(3_060));
+    let loaded = fixture.files.load(&max_age(3_000));
+    assert!(loaded.snapshot.is_none() && matches!(loaded.errors[0].1, SnapshotError::TooOld { .. }), "{loaded:?}");
 }
 
 #[test]
-fn a_write_that_was_cut_short_costs_nothing() {
-    let desk = Desk::new();
-    desk.write_two();
-    // Between the two renames: the newer one has moved away and the newest has not come.
-    std::fs::rename(desk.place.path(), desk.place.path_before()).unwrap();
-    std::fs::write(desk.place.dir.join("far.facts.new"), "beeline-snap").unwrap();
-    assert!(matches!(desk.load(), (Some(2), ref flaws) if matches!(flaws[..], [Flaw::Missing])));
-    desk.place.write(&desk.header(), std::iter::empty()).unwrap();
-    assert!(matches!(desk.load(), (Some(0), ref flaws) if flaws.is_empty()));
+fn an_interrupted_write_leaves_a_usable_file() {
+    let fixture = Fixture::new();
+    fixture.write_two();
+    // Between the two renames: the newer file has become the previous one, and the newest has not been renamed yet.
+    std::fs::rename(fixture.files.path(), fixture.files.previous_path()).unwrap();
+    std::fs::write(fixture.files.dir.join("far.snapshot.new"), "beeline-snap").unwrap();
+    assert!(matches!(fixture.load(), (Some(2), ref e) if matches!(e[..], [SnapshotError::Missing])));
+    fixture.files.write(&fixture.header(), std::iter::empty()).unwrap();
+    assert!(matches!(fixture.load(), (Some(0), ref e) if e.is_empty()));
 }
 
 #[test]
-fn written_seldom_and_only_what_is_good() {
-    let desk = Desk::new();
-    let mut memory = desk.memory(None);
-    memory.take(&Batch { facts: facts("far"), synced: true, ..Batch::default() });
-    assert!(memory.due(UID).is_none() && memory.last(UID).is_none(), "the source has not said everything");
-    memory.take(&batch(Vec::new()));
+fn writes_are_rate_limited_and_only_a_complete_list_is_written() {
+    let fixture = Fixture::new();
+    let mut recorder = fixture.recorder(None);
+    recorder.apply(&ChangeBatch { changes: changes(objects("far")), synced: true, ..ChangeBatch::default() });
+    assert!(recorder.due_write(UID).is_none() && recorder.final_write(UID).is_none(), "the list is not complete");
+    recorder.apply(&complete_batch(Vec::new()));
     let mut written = 0;
     for second in 0..300 {
         if second % 2 == 0 {
-            memory.take(&batch(vec![Fact::Node(Node::named("far", &format!("n{second}")))]));
+            recorder.apply(&complete_batch(vec![node(&format!("n{second}"))]));
         }
-        if let Some(job) = memory.due(UID) {
+        if let Some(job) = recorder.due_write(UID) {
             let result = job.run();
-            memory.settle(&job, result);
+            recorder.record_write(&job, result);
             written += 1;
         }
-        desk.hand.pass(1);
+        fixture.clock.advance(1);
     }
-    assert_eq!(written, 60, "every five seconds, whatever comes");
-    let job = memory.due(UID).expect("two changes have come since");
+    assert_eq!(written, 60, "every five seconds");
+    let job = recorder.due_write(UID).expect("there are changes since the last write");
     let result = job.run();
-    memory.settle(&job, result);
-    // As if it were of a large cluster: a third of a mebibyte takes its ten seconds, a hundred of them ten minutes.
-    for (bytes, least) in [(10 * 32 * 1024, 10), (100 << 20, 600)] {
-        memory.settle(&job, Ok(bytes));
-        memory.take(&batch(vec![Fact::Node(Node::named("far", &format!("large-{bytes}")))]));
-        desk.hand.pass(least - 1);
-        assert!(memory.due(UID).is_none(), "{bytes} bytes are not written sooner");
-        desk.hand.pass(1);
-        let job = memory.due(UID).expect("now they are");
+    recorder.record_write(&job, result);
+    // As if the snapshot were large: 320 KiB are written after 10 s at the earliest, 100 MiB after 10 minutes.
+    for (bytes, interval) in [(10 * 32 * 1024, 10), (100 << 20, 600)] {
+        recorder.record_write(&job, Ok(bytes));
+        recorder.apply(&complete_batch(vec![node(&format!("large-{bytes}"))]));
+        fixture.clock.advance(interval - 1);
+        assert!(recorder.due_write(UID).is_none(), "{bytes} bytes after less than {interval} s");
+        fixture.clock.advance(1);
+        let job = recorder.due_write(UID).expect("the interval has passed");
         let result = job.run();
-        memory.settle(&job, result);
+        recorder.record_write(&job, result);
     }
-    desk.hand.pass(3_500);
-    assert!(memory.due(UID).is_none(), "nothing has changed");
-    desk.hand.pass(200);
-    assert!(memory.due(UID).is_some(), "but once an hour, so that its age means something");
+    fixture.clock.advance(3_500);
+    assert!(recorder.due_write(UID).is_none(), "nothing has changed");
+    fixture.clock.advance(200);
+    assert!(recorder.due_write(UID).is_some(), "an unchanged snapshot is written once an hour to refresh its age");
 }
 
 #[test]
-fn at_a_clean_stop_the_last_word_is_written() {
-    let desk = Desk::new();
-    let mut memory = desk.memory(None);
-    memory.take(&batch(facts("far")));
-    let job = memory.due(UID).unwrap();
+fn the_last_changes_are_written_when_the_agent_stops() {
+    let fixture = Fixture::new();
+    let mut recorder = fixture.recorder(None);
+    recorder.apply(&complete_batch(objects("far")));
+    assert!(write(&mut recorder));
+    recorder.apply(&complete_batch(vec![node("last")]));
+    assert!(recorder.due_write(UID).is_none());
+    let job = recorder.final_write(UID).unwrap();
     let result = job.run();
-    memory.settle(&job, result);
-    memory.take(&batch(vec![Fact::Node(Node::named("far", "last"))]));
-    assert!(memory.due(UID).is_none());
-    let job = memory.last(UID).unwrap();
-    let result = job.run();
-    memory.settle(&job, result);
-    assert!(memory.last(UID).is_none());
-    desk.hand.pass(5);
-    let recalled = desk.memory(None).recall(Some(UID)).unwrap();
-    let mut snapshot = Snapshot::default();
-    recalled.facts.into_iter().for_each(|fact| snapshot.apply(fact));
-    assert!(snapshot.nodes.contains_key(&("far".into(), "last".into())));
-    assert_eq!(memory.report().age_seconds, Some(5));
+    recorder.record_write(&job, result);
+    assert!(recorder.final_write(UID).is_none());
+    fixture.clock.advance(5);
+    let loaded = fixture.recorder(None).load(Some(UID)).unwrap();
+    assert!(loaded.objects.contains(&node("last")));
+    assert_eq!(recorder.status().age_seconds, Some(5));
 }
 
 #[test]
-fn a_disk_that_cannot_be_written_is_told_and_tried_again() {
-    let desk = Desk::new();
-    std::fs::write(&desk.place.dir, "in the way").unwrap();
-    let mut memory = desk.memory(None);
-    memory.take(&batch(facts("far")));
-    let job = memory.due(UID).unwrap();
+fn a_failed_write_is_reported_and_retried() {
+    let fixture = Fixture::new();
+    std::fs::write(&fixture.files.dir, "a file in place of the directory").unwrap();
+    let mut recorder = fixture.recorder(None);
+    recorder.apply(&complete_batch(objects("far")));
+    assert!(write(&mut recorder));
+    let status = recorder.status();
+    assert!(status.error.is_some_and(|error| error.contains("far.snapshot")) && status.age_seconds.is_none());
+    assert!(recorder.due_write(UID).is_none(), "the retry waits");
+    fixture.clock.advance(30);
+    std::fs::remove_file(&fixture.files.dir).unwrap();
+    let job = recorder.due_write(UID).unwrap();
     let result = job.run();
-    memory.settle(&job, result);
-    let report = memory.report();
-    assert!(report.error.is_some_and(|why| why.contains("far.facts")) && report.age_seconds.is_none());
-    assert!(memory.due(UID).is_none(), "not at once");
-    desk.hand.pass(30);
-    std::fs::remove_file(&desk.place.dir).unwrap();
-    let job = memory.due(UID).unwrap();
-    let result = job.run();
-    memory.settle(&job, result);
-    assert_eq!((memory.report().error, memory.report().age_seconds), (None, Some(0)));
+    recorder.record_write(&job, result);
+    assert_eq!((recorder.status().error, recorder.status().age_seconds), (None, Some(0)));
 }
 
 #[test]
-fn what_was_unfit_is_reported_until_a_good_one_is_written() {
-    let desk = Desk::new();
-    desk.write_two();
-    std::fs::write(desk.place.path(), "forged").unwrap();
-    let mut memory = desk.memory(None);
-    assert_eq!(memory.recall(Some(UID)).unwrap().facts.len(), 1);
-    let unfit = memory.report().unfit;
-    assert!(unfit.len() == 1 && unfit[0].contains("far.facts: ") && unfit[0].contains("forged"), "{unfit:?}");
-    memory.take(&batch(facts("far")));
-    let job = memory.due(UID).unwrap();
-    let result = job.run();
-    memory.settle(&job, result);
-    assert!(memory.report().unfit.is_empty());
+fn rejected_files_are_reported_until_a_new_one_is_written() {
+    let fixture = Fixture::new();
+    fixture.write_two();
+    std::fs::write(fixture.files.path(), "forged").unwrap();
+    let mut recorder = fixture.recorder(None);
+    assert_eq!(recorder.load(Some(UID)).unwrap().objects.len(), 1);
+    let rejected = recorder.status().rejected;
+    let expected = |text: &String| text.contains("far.snapshot: ") && text.contains("forged");
+    assert!(rejected.len() == 1 && expected(&rejected[0]), "{rejected:?}");
+    recorder.apply(&complete_batch(objects("far")));
+    assert!(write(&mut recorder));
+    assert!(recorder.status().rejected.is_empty());
 }
 
 #[test]
-fn who_is_heard_needs_no_one_to_stand_in() {
-    let desk = Desk::new();
-    let mut memory = desk.memory(None);
-    memory.take(&Batch { facts: facts("far"), ..Batch::default() });
-    assert!(!memory.is_heard(), "half a list means nothing");
-    memory.take(&batch(Vec::new()));
-    memory.begin();
-    assert!(memory.is_heard(), "another one speaks for it: what the first one said still serves");
+fn a_cluster_counts_as_listed_once_any_source_listed_it() {
+    let fixture = Fixture::new();
+    let mut recorder = fixture.recorder(None);
+    recorder.apply(&ChangeBatch { changes: changes(objects("far")), ..ChangeBatch::default() });
+    assert!(!recorder.is_listed(), "the list is not finished");
+    recorder.apply(&complete_batch(Vec::new()));
+    recorder.start_source();
+    assert!(recorder.is_listed(), "objects of the first source are still served after another one took over");
 }
 
 #[test]
-fn facts_grow_old_while_nobody_can_confirm_them() {
-    let desk = Desk::new();
-    let mut memory = desk.memory(Some(Duration::from_secs(24 * 3600)));
-    let write = |memory: &mut Memory| {
-        let job = memory.due(UID).or_else(|| memory.last(UID));
-        job.map(|job| memory.settle(&job, job.run())).is_some()
+fn the_age_grows_while_no_source_confirms_the_objects() {
+    let fixture = Fixture::new();
+    let mut recorder = fixture.recorder(Some(Duration::from_secs(24 * 3600)));
+    let failed = |objects| ChangeBatch {
+        changes: changes(objects),
+        error: Some("no route".into()),
+        ..complete_batch(Vec::new())
     };
-    let error = |facts| Batch { facts, error: Some("no route".into()), ..batch(Vec::new()) };
-    memory.take(&batch(facts("far")));
-    assert!(write(&mut memory));
-    desk.hand.pass(7_000);
-    assert!(write(&mut memory), "it is well: what it said holds until now");
-    memory.take(&error(Vec::new()));
+    recorder.apply(&complete_batch(objects("far")));
+    assert!(write(&mut recorder));
+    fixture.clock.advance(7_000);
+    assert!(write(&mut recorder), "a healthy source confirms its objects until now");
+    recorder.apply(&failed(Vec::new()));
     for _ in 0..72 {
-        desk.hand.pass(3_600);
-        assert!(!write(&mut memory), "the API server is away");
+        fixture.clock.advance(3_600);
+        assert!(!write(&mut recorder), "the API server does not answer");
     }
-    assert_eq!(memory.report().age_seconds, Some(72 * 3_600), "since it was last heard");
-    desk.hand.boot();
-    assert!(desk.memory(Some(Duration::from_secs(24 * 3600))).recall(Some(UID)).is_none(), "three days are too old");
-    // One kind cannot be read, and the others go on.
-    memory.take(&error(vec![Fact::Node(Node::named("far", "new"))]));
-    desk.hand.pass(40);
-    assert!(write(&mut memory));
-    assert_eq!(memory.report().age_seconds, Some(40));
-    memory.take(&batch(Vec::new()));
-    desk.hand.pass(3_600);
-    assert!(write(&mut memory));
-    assert_eq!(memory.report().age_seconds, Some(0), "it can be read again");
-    // From the database of an edge cache: it may have lost what the cloud has.
-    memory.take(&Batch { facts: vec![Fact::Node(Node::named("far", "old"))], synced: true, ..Batch::default() });
-    desk.hand.pass(600);
-    assert!(write(&mut memory));
-    assert_eq!(memory.report().age_seconds, Some(600));
+    assert_eq!(recorder.status().age_seconds, Some(72 * 3_600), "since the last confirmation");
+    fixture.clock.reboot();
+    let mut rebooted = fixture.recorder(Some(Duration::from_secs(24 * 3600)));
+    assert!(rebooted.load(Some(UID)).is_none(), "three days are more than the maximum age");
+    // One kind cannot be read, and the other kinds still deliver changes.
+    recorder.apply(&failed(vec![node("new")]));
+    fixture.clock.advance(40);
+    assert!(write(&mut recorder));
+    assert_eq!(recorder.status().age_seconds, Some(40));
+    recorder.apply(&complete_batch(Vec::new()));
+    fixture.clock.advance(3_600);
+    assert!(write(&mut recorder));
+    assert_eq!(recorder.status().age_seconds, Some(0), "the source can be read again");
+    // A list from the database of an edge cache may lack objects of the cloud, so it confirms nothing.
+    recorder.apply(&ChangeBatch { changes: changes(vec![node("old")]), synced: true, ..ChangeBatch::default() });
+    fixture.clock.advance(600);
+    assert!(write(&mut recorder));
+    assert_eq!(recorder.status().age_seconds, Some(600));
 }

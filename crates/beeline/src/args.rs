@@ -1,15 +1,19 @@
-//! What was typed.
+//! The command line as clap parses it: one struct of arguments per subcommand. The checks that need more than one
+//! option are in `options` and in the commands.
 
 use crate::options::Options;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
+/// The version of the package and the commit that the binary was built from.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("BEELINE_COMMIT"), ")");
+
 #[derive(Debug, Parser)]
 #[command(
     name = "beeline",
-    version,
-    about = "Kubernetes services resolved where the application dials",
-    after_help = "Exit codes: 0 done; 1 failed; 2 wrong use; 3 nothing found; 4 something is wrong (doctor, plan --diff).\n\n\
+    version = VERSION,
+    about = "Kubernetes Service load balancing at connect(), by eBPF",
+    after_help = "Exit codes: 0 success; 1 failure; 2 wrong usage; 3 not found; 4 a check failed (doctor, plan --diff).\n\n\
                   Examples:\n  \
                   beeline agent --manifests /etc/beeline/manifests --node-name n1\n  \
                   beeline explain 10.96.0.10:53/UDP\n  \
@@ -22,345 +26,372 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Resolve services on this host: follow an API server or a folder of manifests and keep the kernel in step
+    /// Run the agent: watch an API server or a directory of manifests and program the kernel
     #[command(
         after_help = "Example:\n  beeline agent --manifests ./examples/manifests --node-name node-1 --cgroup /sys/fs/cgroup/unified/demo\n\n\
-                            Every option can stand in a file: beeline agent --config beeline.yaml (the option's name without the dashes)."
+                            A configuration file may set every option by its name without the dashes: beeline agent --config beeline.yaml"
     )]
     Agent(Box<Options>),
-    /// Once for a cluster (two replicas): admit policies, publish their backends and the nodes' addresses, keep their status
+    /// Run the controller, once per cluster (two replicas): validate policies, publish their backends and their status
     #[command(
         after_help = "Example:\n  beeline controller --kubeconfig ~/.kube/config --webhook-name controller.example.com"
     )]
     Controller(Box<crate::command::controller::ControllerOptions>),
-    /// What the agent does and what the kernel holds
-    Status(View),
-    /// Every frontend: what is dialled, and what it becomes
-    #[command(after_help = "Examples:\n  beeline services\n  beeline services -o json | jq '.[].service'")]
-    Services(View),
-    /// Every backend, with the number of dials that it got
-    Backends(View),
-    /// Every policy: accepted or why not, who holds its frontends, and its backends
+    /// Show the state of the agent and of its kernel tables
+    Status(QueryArgs),
+    /// List services with their frontends and backends
+    #[command(
+        after_help = "Examples:\n  beeline services\n  beeline services default/web\n  beeline services -n kube-system\n  \
+                            beeline services -o json | jq '.[].service'"
+    )]
+    Services(ServicesArgs),
+    /// List backends with the number of connections that each received
+    Backends(QueryArgs),
+    /// List policies: whether each is accepted, which policy owns its frontends, and its backends
     #[command(
         after_help = "Examples:\n  beeline policies\n  beeline policies kube-system/node-local-dns\n  beeline policies -o json"
     )]
-    Policies(Policies),
-    /// What this dial would become, and why each endpoint is in or out
+    Policies(PoliciesArgs),
+    /// Explain how a destination is resolved and why each endpoint is used or not
     #[command(
         after_help = "Examples:\n  beeline explain 10.96.0.10:53/UDP\n  beeline explain [fd00:96::1]:80/TCP --from 4711\n  \
+                            beeline explain default/web:http --from default/client\n  \
                             beeline explain 172.31.0.11:30080/TCP --from /sys/fs/cgroup/unified/kubepods/pod1"
     )]
-    Explain(Explain),
-    /// What a node would do with these objects, without touching the kernel
+    Explain(ExplainArgs),
+    /// Print what an agent would program for these objects, without changing the kernel
     #[command(
         after_help = "Examples:\n  beeline plan --manifests ./manifests --node-name n1\n  beeline plan --manifests ./manifests --node-name n1 -o json\n  \
-                            beeline plan --kubeconfig ~/.kube/config --nodes watch --node-name n1\n  \
-                            beeline plan --manifests ./manifests --node-name n1 --diff    # against the live tables; exit code 4 if they differ"
+                            beeline plan --kubeconfig ~/.kube/config --node-source watch --node-name n1\n  \
+                            beeline plan --manifests ./manifests --node-name n1 --diff    # exit code 4 if the kernel differs"
     )]
-    Plan(Box<Plan>),
-    /// Run a command whose dials see another cluster first
+    Plan(Box<PlanArgs>),
+    /// Run a command in a view: its connections prefer the cluster of that view
     #[command(after_help = "Example:\n  beeline run --view green -- curl http://10.43.0.10/\n\n\
-                            Exit code: the command's; 126 and 127 where it cannot be run.")]
-    Run(Run),
-    /// Every row of a kernel table, readable
+                            Exit code: that of the command; 126 if it cannot be executed, 127 if it is not found.")]
+    Run(RunArgs),
+    /// Print every row of a kernel table
     #[command(after_help = "Example:\n  beeline dump backend")]
-    Dump(Dump),
-    /// Live events: who dialled what, and what it became
+    Dump(DumpArgs),
+    /// Stream connection events: client, destination, verdict and backend
     #[command(
         after_help = "Examples:\n  beeline monitor --events all\n  beeline monitor --service default/web --verdict refused -o json"
     )]
-    Monitor(Monitor),
-    /// Change which dials are reported: off, failures, sample:N, all
+    Monitor(MonitorArgs),
+    /// Set which connections are reported as events: off, failures, sample:N, all
     #[command(after_help = "Example:\n  beeline events sample:100")]
-    Events(Events),
-    /// What this kernel and host can and cannot do for us, and what to do about it
-    Doctor(Doctor),
-    /// How the host finds the agent's name server
+    Events(EventsArgs),
+    /// Check the kernel and the host for everything that the agent needs, and say what to change
+    Doctor(DoctorArgs),
+    /// Configure how the host finds the DNS server of the agent
     #[command(subcommand)]
     Dns(DnsCommand),
-    /// Detach from every hook and remove every pin
-    Cleanup(Cleanup),
-    /// The definitions of LocalRedirectPolicy and BalancingPolicy, as YAML
+    /// Detach all BPF programs and remove all pinned maps
+    Cleanup(CleanupArgs),
+    /// Print the CustomResourceDefinitions of LocalRedirectPolicy and BalancingPolicy as YAML
     #[command(after_help = "Example:\n  beeline crds | kubectl apply -f -")]
     Crds,
-    /// Make a host outside known to the cluster, and print the one line that joins it (for administrators)
+    /// Create the account of a host outside the cluster and print the command that joins it (for administrators)
     #[command(
-        after_help = "Makes a service account of the host's own, which may read services, endpoints, nodes and policies, and renew its own\n\
-                      token; nothing else. May be repeated: each time there is a new code, and the earlier one holds until it expires.\n\
-                      Until then whoever has the code can become that host. If it got into other hands: beeline revoke HOST.\n\n\
-                      Examples:\n  beeline grant vm-1\n  beeline grant vm-1 --context production --api-server https://192.0.2.1:6443 --lifetime 72h\n  \
+        after_help = "Creates a service account for the host. It may read services, endpoints, nodes and policies and renew its own\n\
+                      token; nothing else. Each run prints a new join code; earlier codes stay valid until they expire.\n\
+                      Anyone who has the code can join as that host until then. If a code has leaked: beeline revoke HOST.\n\n\
+                      Examples:\n  beeline grant vm-1\n  beeline grant vm-1 --context production --api-server https://192.0.2.1:6443 --token-lifetime 72h\n  \
                       beeline grant vm-1 | ssh root@vm-1 beeline join -"
     )]
-    Grant(Grant),
-    /// Forget a host: its account goes, and its tokens are worth nothing from then on (for administrators)
+    Grant(GrantArgs),
+    /// Delete the account of a host; its tokens become invalid (for administrators)
     #[command(after_help = "Example:\n  beeline revoke vm-1")]
-    Revoke(Administer),
-    /// With a code from `beeline grant`, make this host one of the cluster's: check, write, start, and say what is reached
+    Revoke(HostAccountArgs),
+    /// Join this host to a cluster with a code from `beeline grant`: check, write the configuration, start the agent
     #[command(
-        after_help = "The same cluster again replaces its credentials (a rejoin). Nothing is written before the API server has answered,\n\
-                      and the code is not kept: with it the host asks for a token of its own.\n\n\
+        after_help = "Joining the same cluster again replaces its credentials. Nothing is written before the API server has answered.\n\
+                      The code is not stored: the host uses it once to request its own token.\n\n\
                       Examples:\n  beeline join AQAABk...\n  beeline join - < code.txt"
     )]
-    Join(Join),
-    /// Undo `beeline join`: credentials, configuration, and with the last cluster the hooks and the unit
+    Join(JoinArgs),
+    /// Undo `beeline join`: remove credentials and configuration; with the last cluster also the hooks and the unit
     #[command(after_help = "Examples:\n  beeline leave\n  beeline leave shop")]
-    Leave(Leave),
-    /// Manual pages, into a folder
+    Leave(LeaveArgs),
+    /// Write the manual pages into a directory
     #[command(hide = true)]
-    Man { dir: PathBuf },
-    /// Completions for a shell
+    Man {
+        /// Directory for the manual pages
+        dir: PathBuf,
+    },
+    /// Print shell completions
     #[command(after_help = "Example:\n  beeline completions bash > /etc/bash_completion.d/beeline")]
-    Completions { shell: clap_complete::Shell },
+    Completions {
+        /// Shell to print completions for
+        shell: clap_complete::Shell,
+    },
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum OutputFormat {
     #[default]
     Table,
     Json,
     Yaml,
 }
 
-/// Where the agent left its tables and where it listens.
+/// Where a running agent pins its maps and listens for commands.
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Place {
-    /// Folder of the pins
+pub struct AgentPaths {
+    /// Directory of the pinned maps and links
     #[arg(long, default_value = crate::options::PIN_DIR, value_name = "DIR")]
     pub pin_dir: PathBuf,
-    /// The agent's socket
+    /// Unix socket of the agent
     #[arg(long, default_value = crate::options::SOCKET, value_name = "PATH")]
     pub socket: PathBuf,
 }
 
+/// The options of every command that reads from a running agent or its maps.
 #[derive(Clone, Debug, ClapArgs)]
-pub struct View {
+pub struct QueryArgs {
     #[command(flatten)]
-    pub place: Place,
-    /// How to print
+    pub paths: AgentPaths,
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    pub output: Output,
+    pub output: OutputFormat,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Policies {
-    /// Only this one: its name, or NAMESPACE/NAME
+pub struct ServicesArgs {
+    /// Services to list: NAME, NAMESPACE/NAME or CLUSTER:NAMESPACE/NAME [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Namespace to list the services of [default: all]
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    #[command(flatten)]
+    pub query: QueryArgs,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct PoliciesArgs {
+    /// Policy to show in detail: NAME or NAMESPACE/NAME
     pub name: Option<String>,
     #[command(flatten)]
-    pub view: View,
+    pub query: QueryArgs,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Explain {
-    /// ADDRESS:PORT/PROTOCOL; TCP if the protocol is left out
+pub struct ExplainArgs {
+    /// Destination: ADDRESS:PORT[/PROTOCOL] (protocol: TCP by default) or a service, NAMESPACE/NAME[:PORT]
+    #[arg(value_name = "DESTINATION")]
     pub dial: String,
-    /// Who dials: a process id, or a cgroup directory
-    #[arg(long, value_name = "PID|CGROUP")]
+    /// Client: a process id, a cgroup directory, or a pod of this node as NAME or NAMESPACE/NAME
+    /// [default: a process in the host's network namespace]
+    #[arg(long, value_name = "PID|CGROUP|POD")]
     pub from: Option<String>,
-    /// In this view [default: the dialler's own]
-    #[arg(long = "view", value_name = "NAME")]
-    pub seen: Option<String>,
+    /// View to resolve in [default: the view of the client]
+    #[arg(long, value_name = "NAME")]
+    pub view: Option<String>,
     #[command(flatten)]
-    pub view: View,
+    pub query: QueryArgs,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Run {
-    /// One of the configuration's views
+pub struct RunArgs {
+    /// Name of a view from the configuration of the agent
     #[arg(long, value_name = "NAME")]
     pub view: String,
-    /// The agent's socket
+    /// Unix socket of the agent
     #[arg(long, default_value = crate::options::SOCKET, value_name = "PATH")]
     pub socket: PathBuf,
-    /// The command and its arguments
+    /// Command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<String>,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Plan {
+pub struct PlanArgs {
     #[command(flatten)]
     pub options: Options,
-    /// How to print
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    pub output: Output,
-    /// Compare with the live tables
+    pub output: OutputFormat,
+    /// Compare the plan with the tables in the kernel
     #[arg(long)]
     pub diff: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DumpTable {
-    /// Frontends: one row an address, port and protocol
+    /// Frontends: one row per address, port and protocol
     Service,
-    /// Backends: one row a service port and endpoint
+    /// Backends: one row per service port and endpoint
     Backend,
-    /// Which addresses are nodes'
+    /// Addresses of nodes
     Node,
-    /// Which client keeps which backend
+    /// Session affinity: client and backend
     Affinity,
-    /// What open sockets remember: dialled, and become
+    /// Open sockets: original destination and backend
     Nat,
-    /// Policies by their numbers: limit, tokens that are left, sets
+    /// Policies: connection limit, remaining tokens, backend sets
     Policy,
-    /// Pods that a policy selects, by their cgroups
+    /// Pods that a policy selects, by cgroup
     Member,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Dump {
+pub struct DumpArgs {
+    /// Table to print
     #[arg(value_enum)]
     pub table: DumpTable,
     #[command(flatten)]
-    pub view: View,
+    pub query: QueryArgs,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Monitor {
-    /// Only this service (namespace/name, or cluster:namespace/name)
+pub struct MonitorArgs {
+    /// Service to show events of: NAMESPACE/NAME or CLUSTER:NAMESPACE/NAME
     #[arg(long, value_name = "NS/NAME")]
     pub service: Option<String>,
-    /// Only dials from this cgroup (a directory, or an id)
+    /// Cgroup to show events of: a directory or an id
     #[arg(long, value_name = "CGROUP")]
     pub cgroup: Option<String>,
-    /// Only this verdict
+    /// Verdict to show events of
     #[arg(long, value_enum)]
-    pub verdict: Option<VerdictName>,
-    /// Set the event level first (it stays so afterwards)
+    pub verdict: Option<VerdictFilter>,
+    /// Event level while this command runs: off, failures, sample:N or all [default: unchanged]
     #[arg(long, value_name = "LEVEL")]
     pub events: Option<String>,
-    /// Stop after this many
+    /// Number of events after which the command ends
     #[arg(long, value_name = "N")]
     pub count: Option<usize>,
     #[command(flatten)]
-    pub view: View,
+    pub query: QueryArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum VerdictName {
+pub enum VerdictFilter {
     Resolved,
     Refused,
     Untouched,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Events {
-    /// off, failures, sample:N or all
+pub struct EventsArgs {
+    /// Event level: off, failures, sample:N or all
     pub level: String,
     #[command(flatten)]
-    pub place: Place,
+    pub paths: AgentPaths,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Doctor {
-    /// The cgroup that the agent serves; default: the root of cgroup2
+pub struct DoctorArgs {
+    /// Cgroup that the agent serves [default: as the running agent reports, else the root of cgroup2]
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
     #[command(flatten)]
-    pub view: View,
+    pub query: QueryArgs,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum DnsCommand {
-    /// Send the cluster's domains, and no others, from systemd-resolved to the agent; resolv.conf is never touched
+    /// Route the domains of the clusters from systemd-resolved to the agent; resolv.conf is not changed
     #[command(
         after_help = "Examples:\n  beeline dns route --dry-run\n  beeline dns route && systemctl reload-or-restart systemd-resolved\n  \
                             beeline dns route --address 127.0.0.55:53 --domains cluster.local,beeline\n  beeline dns route --remove"
     )]
-    Route(Route),
+    Route(DnsRouteArgs),
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Route {
-    /// Where names are answered [default: what the agent says]
+pub struct DnsRouteArgs {
+    /// Address of the DNS server of the agent [default: as the running agent reports]
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "remove")]
     pub address: Option<std::net::SocketAddr>,
-    /// Which domains are sent there [default: what the agent says]
+    /// Domains to route to the agent, comma-separated [default: as the running agent reports]
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "remove")]
     pub domains: Option<Vec<String>>,
-    /// Say what would be written or removed, and do nothing
+    /// Print what would be written or removed without doing it
     #[arg(long)]
     pub dry_run: bool,
-    /// Take back what was written
+    /// Remove the file that an earlier run wrote
     #[arg(long)]
     pub remove: bool,
-    /// systemd-resolved's folder of settings
+    /// Directory of the drop-in files of systemd-resolved
     #[arg(long, default_value = "/etc/systemd/resolved.conf.d", value_name = "DIR")]
-    pub folder: PathBuf,
-    /// The agent's socket
+    pub resolved_dir: PathBuf,
+    /// Unix socket of the agent
     #[arg(long, default_value = crate::options::SOCKET, value_name = "PATH")]
     pub socket: PathBuf,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Cleanup {
-    /// The agent's configuration file, which may name another folder of pins
+pub struct CleanupArgs {
+    /// Configuration file of the agent; its pin-dir and cgroup are cleaned up
     #[arg(long, value_name = "FILE", conflicts_with = "pin_dir")]
     pub config: Option<PathBuf>,
     #[command(flatten)]
-    pub view: View,
+    pub query: QueryArgs,
 }
 
-/// A host, and the cluster that is to know it.
+/// The account of a host outside, and the cluster in which the account is.
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Administer {
-    /// The host's name: small letters, digits, '-' and '.'
+pub struct HostAccountArgs {
+    /// Name of the host: lower-case letters, digits, '-' and '.'
     pub host: String,
-    /// The administrator's kubeconfig [default: KUBECONFIG, else ~/.kube/config]
+    /// Kubeconfig of the administrator [default: KUBECONFIG, else ~/.kube/config]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The kubeconfig's context [default: its current one]
+    /// Context of the kubeconfig [default: its current context]
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
-    /// Where the accounts of hosts are
-    #[arg(long, value_name = "NAME", default_value = beeline_join::NAMESPACE)]
+    /// Namespace of the accounts of hosts
+    #[arg(long, value_name = "NAME", default_value = beeline_join::DEFAULT_NAMESPACE)]
     pub namespace: String,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Grant {
+pub struct GrantArgs {
     #[command(flatten)]
-    pub administer: Administer,
-    /// How long the printed line can be used. At least 10m
-    #[arg(long, value_name = "TIME", default_value = "1h")]
-    pub valid: String,
-    /// How long the host's own tokens hold; each is renewed at half of it. A host that is away for longer must join again.
-    /// At least 10m
-    #[arg(long, value_name = "TIME", default_value = "24h")]
-    pub lifetime: String,
-    /// The API server as the host reaches it (may be repeated: tried in turn) [default: the kubeconfig's]
+    pub account: HostAccountArgs,
+    /// Time for which the printed join code is valid, such as 30m or 2h; at least 10m
+    #[arg(long, value_name = "DURATION", default_value = "1h")]
+    pub code_lifetime: crate::options::HumanDuration,
+    /// Lifetime of the host's tokens, such as 72h; at least 10m. Each is renewed at half of it; a host that is offline
+    /// for longer must join again
+    #[arg(long, value_name = "DURATION", default_value = "24h")]
+    pub token_lifetime: crate::options::HumanDuration,
+    /// URL of the API server as the host reaches it; may be repeated, the servers are tried in turn [default: that of
+    /// the kubeconfig]
     #[arg(long, value_name = "URL")]
     pub api_server: Vec<String>,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Join {
-    /// What `beeline grant HOST` printed; - reads it from standard input
+pub struct JoinArgs {
+    /// Join code that `beeline grant HOST` printed; `-` reads it from standard input
     pub code: String,
-    /// What the cluster is called here [default: what the administrator's kubeconfig calls it]
+    /// Name of the cluster on this host [default: its name in the kubeconfig of the administrator]
     #[arg(long, value_name = "CLUSTER")]
     pub name: Option<String>,
-    /// Write everything, and start nothing
+    /// Write all files, but do not start the agent
     #[arg(long)]
     pub no_start: bool,
-    /// Write below this folder instead, and start nothing: for images and packages
-    #[arg(long, value_name = "DIR", default_value = "/", hide_default_value = true)]
+    /// Directory to write below instead of /, for images and packages; nothing is started
+    #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
-    /// The agent's socket [default: as the configuration says]
+    /// Unix socket of the agent [default: as in the configuration]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, ClapArgs)]
-pub struct Leave {
-    /// Which cluster; may be left out if there is one
+pub struct LeaveArgs {
+    /// Cluster to leave; optional if this host has joined one cluster only
     pub cluster: Option<String>,
-    /// Look below this folder instead
-    #[arg(long, value_name = "DIR", default_value = "/", hide_default_value = true)]
+    /// Directory to look below instead of /
+    #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
-    /// The agent's socket [default: as the configuration says]
+    /// Unix socket of the agent [default: as in the configuration]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Folder of the pins [default: as the configuration says]
+    /// Directory of the pinned maps and links [default: as in the configuration]
     #[arg(long, value_name = "DIR")]
     pub pin_dir: Option<PathBuf>,
 }

@@ -1,14 +1,30 @@
-//! The agent's configuration file as `join` and `leave` change it: only the list `clusters:`, line by line, so that what an
-//! administrator wrote beside it, comments included, stays as it is.
+//! The configuration file of the agent as `join` and `leave` edit it. They change only the list `clusters`, line by
+//! line, so that everything else that an administrator wrote, comments included, stays as it is.
 
 use crate::options::{ClusterOptions, Options};
 use anyhow::{Context, bail};
+use beeline_model::rules::HostRole;
 use std::path::Path;
 
-const HEAD: &str =
-    "# Written by `beeline join`. Any option of `beeline agent` may be added; `man beeline-agent` tells of each.\n";
+const HEADER: &str =
+    "# Written by `beeline join`. Any option of `beeline agent` may be added; see `man beeline-agent`.\n";
 
-const OUTSIDE: &str = "stand: outside";
+const ROLE: &str = "host-role: outside";
+
+/// The options that `join` and `leave` use.
+const USED_KEYS: [&str; 11] = [
+    "api-server",
+    "cgroup",
+    "clusters",
+    "host-role",
+    "kubeconfig",
+    "manifests",
+    "pin-dir",
+    "snapshot-dir",
+    "socket",
+    "state-dir",
+    "views",
+];
 
 #[derive(Debug)]
 pub struct Configuration {
@@ -17,7 +33,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// A file that is not there yet is an empty one.
+    /// A missing file is an empty configuration.
     pub fn read(path: &Path) -> anyhow::Result<Configuration> {
         let text = match std::fs::read_to_string(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -26,24 +42,27 @@ impl Configuration {
         Configuration::parse(text).with_context(|| path.display().to_string())
     }
 
+    /// A wrong value of another option does not prevent `leave`: only the options that are used here must be correct.
     fn parse(text: String) -> anyhow::Result<Configuration> {
-        let options = Options::parse(&text)?;
+        let options =
+            Options::parse(&text).or_else(|error| Options::parse_keys(&text, &USED_KEYS).map_err(|_| error))?;
         if options.manifests.is_some() || options.kubeconfig.is_some() || !options.api_server.is_empty() {
             bail!(
-                "it names another source of objects (manifests, kubeconfig or api-server): take it out, the cluster that is joined becomes the source"
+                "it sets another source of objects (manifests, kubeconfig or api-server): remove that key, the joined \
+                 cluster becomes the source"
             );
         }
         if !options.clusters.is_empty() {
-            options.listing()?;
+            options.cluster_list()?;
         }
         Ok(Configuration { options, text })
     }
 
-    /// What is to be written: with anything else the agent would not start after the next boot.
-    fn checked(text: String) -> anyhow::Result<Configuration> {
+    /// Parses a text that is about to be written, and checks that an agent would start with it.
+    fn parse_and_check(text: String) -> anyhow::Result<Configuration> {
         let new = Configuration::parse(text)?;
         if !new.options.clusters.is_empty() {
-            new.options.check()?;
+            Options::parse(&new.text)?.check()?;
         }
         Ok(new)
     }
@@ -60,17 +79,17 @@ impl Configuration {
         self.clusters().iter().find(|cluster| cluster.name == name)
     }
 
-    /// Nothing stands in it that `join` did not write.
+    /// Whether it holds no cluster and nothing that `join` did not write.
     pub fn is_bare(&self) -> bool {
-        let own = |line: &str| ["", OUTSIDE, HEAD.trim_end()].contains(&line);
-        self.clusters().is_empty() && self.text.starts_with(HEAD) && self.text.lines().all(own)
+        let is_generated = |line: &str| ["", ROLE, HEADER.trim_end()].contains(&line);
+        self.clusters().is_empty() && self.text.starts_with(HEADER) && self.text.lines().all(is_generated)
     }
 
-    /// One cluster more, the last.
+    /// The configuration with one more cluster at the end of the list.
     pub fn with(&self, name: &str, kubeconfig: &Path) -> anyhow::Result<Configuration> {
         let mut lines = self.lines();
-        self.stand_outside(&mut lines)?;
-        let block = Block::find(&lines, self.clusters().len())?;
+        self.set_role(&mut lines)?;
+        let block = ClusterBlock::find(&lines, self.clusters().len())?;
         let indent = block.as_ref().map_or(2, |block| block.indent);
         let new = render(name, kubeconfig, indent);
         match block {
@@ -83,31 +102,34 @@ impl Configuration {
                 lines.extend(new);
             }
         }
-        Configuration::checked(lines.join("\n") + "\n").context("with this the agent would not start")
+        Configuration::parse_and_check(lines.join("\n") + "\n")
+            .context("the agent would not start with the new configuration")
     }
 
     pub fn without(&self, name: &str) -> anyhow::Result<Configuration> {
-        let Some(at) = self.clusters().iter().position(|entry| entry.name == name) else { bail!("no cluster {name}") };
+        let position = self.clusters().iter().position(|entry| entry.name == name);
+        let Some(position) = position else { bail!("no cluster {name} in the configuration") };
         let mut lines = self.lines();
-        let Some(block) = Block::find(&lines, self.clusters().len())? else { bail!("no list of clusters") };
-        let end = block.items.get(at + 1).copied().unwrap_or(block.end);
-        let start = if self.clusters().len() == 1 { block.head } else { block.items[at] };
+        let block = ClusterBlock::find(&lines, self.clusters().len())?;
+        let Some(block) = block else { bail!("no list `clusters` in the configuration") };
+        let end = block.items.get(position + 1).copied().unwrap_or(block.end);
+        let start = if self.clusters().len() == 1 { block.head } else { block.items[position] };
         lines.drain(start..end);
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        Configuration::checked(text).with_context(|| {
-            format!(
-                "without {name} the agent would not start: take the line that names it out of the configuration first"
-            )
+        Configuration::parse_and_check(text).with_context(|| {
+            format!("the agent would not start without cluster {name}: first remove the line that refers to it")
         })
     }
 
-    fn stand_outside(&self, lines: &mut Vec<String>) -> anyhow::Result<()> {
-        match self.options.stand.as_deref() {
-            Some("outside") => {}
-            Some(other) => bail!("it says `stand: {other}`, and only a host outside joins: take that line out"),
+    fn set_role(&self, lines: &mut Vec<String>) -> anyhow::Result<()> {
+        match self.options.host_role {
+            Some(role) if HostRole::from(role) == HostRole::Outside => {}
+            Some(_) => {
+                bail!("it sets another host-role than outside, and only a host outside can join: remove that line")
+            }
             None => {
-                let head = if self.text.is_empty() { HEAD } else { "" };
-                lines.splice(0..0, head.lines().chain([OUTSIDE]).map(str::to_owned));
+                let header = if self.text.is_empty() { HEADER } else { "" };
+                lines.splice(0..0, header.lines().chain([ROLE]).map(str::to_owned));
             }
         }
         Ok(())
@@ -118,8 +140,9 @@ impl Configuration {
     }
 }
 
-/// Where the list stands, by line.
-struct Block {
+/// The lines of the list `clusters`.
+struct ClusterBlock {
+    /// The line of the key.
     head: usize,
     /// The line of each `-`.
     items: Vec<usize>,
@@ -128,30 +151,31 @@ struct Block {
     indent: usize,
 }
 
-impl Block {
-    fn find(lines: &[String], count: usize) -> anyhow::Result<Option<Block>> {
+impl ClusterBlock {
+    fn find(lines: &[String], count: usize) -> anyhow::Result<Option<ClusterBlock>> {
         let Some(head) = lines.iter().position(|line| line.starts_with("clusters:")) else {
-            return if count == 0 { Ok(None) } else { unreadable() };
+            return if count == 0 { Ok(None) } else { unsupported() };
         };
         let rest = &lines[head + 1..];
         let next = rest.iter().position(|line| is_key(line)).unwrap_or(rest.len());
-        // What stands before the next key at the edge belongs to that one.
-        let inside = rest[..next].iter().rposition(|line| !is_edge(line)).map_or(0, |last| last + 1);
+        // Blank lines and comments before the next key belong to that key.
+        let inside = rest[..next].iter().rposition(|line| !is_blank_or_comment(line)).map_or(0, |last| last + 1);
         let end = head + 1 + inside;
         let dashes = |line: &usize| lines[*line].trim_start().starts_with("- ");
-        let indent = (head + 1..end).filter(dashes).map(|line| depth(&lines[line])).min().unwrap_or(2);
-        let items: Vec<usize> = (head + 1..end).filter(dashes).filter(|line| depth(&lines[*line]) == indent).collect();
-        if items.len() == count { Ok(Some(Block { head, items, end, indent })) } else { unreadable() }
+        let indent = (head + 1..end).filter(dashes).map(|line| indentation(&lines[line])).min().unwrap_or(2);
+        let is_item = |line: &usize| indentation(&lines[*line]) == indent;
+        let items: Vec<usize> = (head + 1..end).filter(dashes).filter(is_item).collect();
+        if items.len() == count { Ok(Some(ClusterBlock { head, items, end, indent })) } else { unsupported() }
     }
 }
 
-fn unreadable<T>() -> anyhow::Result<T> {
+fn unsupported<T>() -> anyhow::Result<T> {
     bail!(
-        "the list `clusters:` is written in another way than `beeline join` writes it: one `- name: NAME` line a cluster"
+        "the list `clusters` has a form that `beeline join` cannot edit: write it as a block, one `- name: NAME` per cluster"
     )
 }
 
-fn depth(line: &str) -> usize {
+fn indentation(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
@@ -159,7 +183,7 @@ fn is_key(line: &str) -> bool {
     line.chars().next().is_some_and(|c| !c.is_whitespace() && c != '#' && c != '-')
 }
 
-fn is_edge(line: &str) -> bool {
+fn is_blank_or_comment(line: &str) -> bool {
     line.trim().is_empty() || line.starts_with('#')
 }
 
@@ -169,13 +193,13 @@ fn render(name: &str, kubeconfig: &Path, indent: usize) -> Vec<String> {
     vec![format!("{blank}- name: {}", scalar(name)), format!("{blank}  kubeconfig: {kubeconfig}")]
 }
 
-/// As YAML reads it as text, whatever it looks like.
+/// Quotes a text that YAML would not read as the same string.
 fn scalar(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
-    let word = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && text.chars().all(plain);
-    let taken =
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let is_word = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && text.chars().all(is_plain);
+    let is_reserved =
         ["true", "false", "yes", "no", "on", "off", "null", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
-    if word && !taken { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+    if is_word && !is_reserved { text.to_owned() } else { serde_json::Value::from(text).to_string() }
 }
 
 #[cfg(test)]
@@ -191,9 +215,12 @@ mod tests {
     }
 
     #[test]
-    fn begins_with_nothing_and_ends_with_nothing() {
+    fn adding_and_removing_clusters_restores_an_empty_file() {
         let one = with(&Configuration::parse(String::new()).unwrap(), "shop");
-        assert_eq!(one.text(), format!("{HEAD}stand: outside\nclusters:\n  - name: shop\n    kubeconfig: /k/shop\n"));
+        assert_eq!(
+            one.text(),
+            format!("{HEADER}host-role: outside\nclusters:\n  - name: shop\n    kubeconfig: /k/shop\n")
+        );
         let two = with(&one, "7");
         assert_eq!(names(&two), ["shop", "7"]);
         let one = two.without("shop").unwrap();
@@ -203,8 +230,8 @@ mod tests {
     }
 
     #[test]
-    fn what_else_stands_there_stays() {
-        let text = "# ours\nevents: all\nstand: outside\nclusters:\n# the first\n- name: a # A\n  kubeconfig: /a\n\
+    fn other_lines_and_comments_are_kept() {
+        let text = "# ours\nevents: all\nhost-role: outside\nclusters:\n# the first\n- name: a # A\n  kubeconfig: /a\n\
                     - {name: b, kubeconfig: /b, view: v}\n\n# sizes\nmax-services: 64\n";
         let file = Configuration::parse(text.into()).unwrap();
         assert_eq!(names(&file), ["a", "b"]);
@@ -218,22 +245,22 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_changed_safely_is_left_alone() {
-        let inline = "stand: outside\nclusters: [{name: a, kubeconfig: /a}]\n";
+    fn a_file_that_cannot_be_edited_safely_is_refused() {
+        let inline = "host-role: outside\nclusters: [{name: a, kubeconfig: /a}]\n";
         let inline = Configuration::parse(inline.into()).unwrap();
-        assert!(inline.with("b", Path::new("/b")).unwrap_err().to_string().contains("another way"));
+        assert!(inline.with("b", Path::new("/b")).unwrap_err().to_string().contains("cannot edit"));
         assert!(inline.without("a").is_err());
-        let node = Configuration::parse("stand: node\n".into()).unwrap();
-        assert!(node.with("a", Path::new("/a")).unwrap_err().to_string().contains("stand: node"));
+        let node = Configuration::parse("host-role: node\n".into()).unwrap();
+        assert!(node.with("a", Path::new("/a")).unwrap_err().to_string().contains("another host-role than outside"));
         for bad in ["manifests: /m\n", "kubeconfig: /k\n", "clusters: 7\n", "fish: 1\n", "clusters: [{name: a}]\n"] {
             assert!(Configuration::parse(bad.into()).is_err(), "{bad}");
         }
-        let zone = Configuration::parse("stand: outside\nzone: z\n".into()).unwrap();
-        assert!(zone.with("a", Path::new("/a")).is_err(), "the agent would not take it");
+        let zone = Configuration::parse("host-role: outside\nzone: z\n".into()).unwrap();
+        assert!(zone.with("a", Path::new("/a")).is_err(), "zone needs one cluster");
     }
 
     #[test]
-    fn names_are_read_as_they_were_written() {
+    fn names_and_paths_are_quoted_where_needed() {
         for name in ["on", "7", "a-b", "1e3", "null", "0x1"] {
             assert_eq!(names(&with(&Configuration::parse(String::new()).unwrap(), name)), [name]);
         }
@@ -242,22 +269,21 @@ mod tests {
         assert_eq!(odd.cluster("a").unwrap().kubeconfig.as_deref(), Some(path));
     }
 
-    /// What the agent would not start with is not written: it would serve nobody after the next boot.
     #[test]
-    fn what_the_agent_would_not_start_with_is_refused() {
-        let text = "stand: outside\ndns-address: 127.0.0.55:53\ndns-view: [\"green=127.0.0.56:53\"]\nclusters:\n\
+    fn a_change_with_which_the_agent_would_not_start_is_refused() {
+        let text = "host-role: outside\ndns-address: 127.0.0.55:53\ndns-view: [\"green=127.0.0.56:53\"]\nclusters:\n\
                     - name: blue\n  kubeconfig: /b\n- name: green\n  kubeconfig: /g\n  view: green\n";
         let file = Configuration::parse(text.into()).unwrap();
-        let why = format!("{:#}", file.without("green").unwrap_err());
-        assert!(why.contains("--dns-view green"), "{why}");
+        let error = format!("{:#}", file.without("green").unwrap_err());
+        assert!(error.contains("--dns-view green"), "{error}");
         assert_eq!(names(&file.without("blue").unwrap()), ["green"]);
         let views = text.replace("dns-view: [\"green=127.0.0.56:53\"]", "views: {/sys/fs/cgroup/b.slice: green}");
         assert!(Configuration::parse(views).unwrap().without("green").is_err());
-        let one = "stand: outside\ndns-address: 127.0.0.55:53\nclusters:\n- name: blue\n  kubeconfig: /b\n";
+        let one = "host-role: outside\ndns-address: 127.0.0.55:53\nclusters:\n- name: blue\n  kubeconfig: /b\n";
         for bad in ["events: fish\n", "snapshot-dir: relative\n", "sync-period: 0s\n", "dns-clients: [fish]\n"] {
             let file = Configuration::parse(format!("{one}{bad}")).unwrap();
             assert!(file.with("green", Path::new("/g")).is_err(), "{bad}");
-            assert!(file.without("blue").is_ok(), "leaving is always possible: no agent starts afterwards");
+            assert!(file.without("blue").is_ok(), "the last cluster can always be left: no agent starts afterwards");
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Where the things of a joined host lie, below a root.
+//! The files of a host that `beeline join` configured: configuration, credentials and snapshots. All paths are below a
+//! root directory, which is `/` except for images and packages.
 
 use crate::configuration::Configuration;
 use crate::options::ClusterOptions;
 use anyhow::Context;
-use beeline_agent::snapshot::Place;
+use beeline_agent::snapshot::SnapshotFiles;
 use beeline_join::{Credential, HostName};
 use rustix::fs::FlockOperation;
 use std::fs::File;
@@ -13,129 +14,133 @@ use std::path::{Path, PathBuf};
 
 pub const CONFIGURATION: &str = "/etc/beeline/config.yaml";
 
-pub struct Joined {
+pub struct JoinedHost {
     root: PathBuf,
     pub configuration: Configuration,
 }
 
-impl Joined {
-    pub fn open(root: &Path) -> anyhow::Result<Joined> {
+impl JoinedHost {
+    pub fn open(root: &Path) -> anyhow::Result<JoinedHost> {
         let configuration = Configuration::read(&below(root, CONFIGURATION))?;
-        Ok(Joined { root: root.to_owned(), configuration })
+        Ok(JoinedHost { root: root.to_owned(), configuration })
     }
 
-    pub fn file(&self) -> PathBuf {
+    pub fn configuration_path(&self) -> PathBuf {
         below(&self.root, CONFIGURATION)
     }
 
-    /// As the agent will find it, whatever the root is now.
-    pub fn kubeconfig_named(&self, name: &str) -> PathBuf {
+    /// The path that the configuration names: without the root, as the agent will find it.
+    pub fn configured_kubeconfig(&self, name: &str) -> PathBuf {
         self.configuration.options.state_dir().join("clusters").join(name).join("kubeconfig")
     }
 
     pub fn kubeconfig(&self, name: &str) -> PathBuf {
-        below(&self.root, &self.kubeconfig_named(name).display().to_string())
+        below(&self.root, &self.configured_kubeconfig(name).display().to_string())
     }
 
-    /// It came by `join`: what an administrator wrote into the list by hand is neither replaced nor removed.
-    pub fn is_ours(&self, cluster: &ClusterOptions) -> bool {
-        cluster.kubeconfig.as_deref() == Some(&self.kubeconfig_named(&cluster.name))
+    /// Whether `join` added this cluster. Entries that an administrator wrote are neither replaced nor removed.
+    pub fn is_joined(&self, cluster: &ClusterOptions) -> bool {
+        cluster.kubeconfig.as_deref() == Some(&self.configured_kubeconfig(&cluster.name))
     }
 
-    /// Where it came by `join` and can be read.
+    /// The credential of a cluster that `join` added, if it can be read.
     pub fn credential(&self, cluster: &ClusterOptions) -> Option<Credential> {
-        self.is_ours(cluster).then(|| Credential::open(&self.kubeconfig(&cluster.name)).ok()).flatten()
+        self.is_joined(cluster).then(|| Credential::open(&self.kubeconfig(&cluster.name)).ok()).flatten()
     }
 
     pub fn save(&self, configuration: &Configuration) -> anyhow::Result<()> {
-        let path = self.target();
-        let what = || path.display().to_string();
+        let path = self.write_path();
+        let context = || path.display().to_string();
         if configuration.is_bare() {
-            return gone(std::fs::remove_file(&path)).with_context(what);
+            return ignore_missing(std::fs::remove_file(&path)).with_context(context);
         }
         if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir).with_context(what)?;
+            std::fs::create_dir_all(dir).with_context(context)?;
         }
         let mode = std::fs::metadata(&path).map_or(0o644, |meta| meta.mode() & 0o777);
-        beeline_join::write(&path, configuration.text().as_bytes(), mode).with_context(what)
+        beeline_join::write_atomic(&path, configuration.text().as_bytes(), mode).with_context(context)
     }
 
-    /// An administrator's link stays one, as long as it does not lead out of the root.
-    fn target(&self) -> PathBuf {
-        let (file, root) = (self.file(), std::fs::canonicalize(&self.root));
-        let led = std::fs::canonicalize(&file).ok().filter(|led| root.is_ok_and(|root| led.starts_with(root)));
-        led.unwrap_or(file)
+    /// Follows a symbolic link at the place of the configuration, so that the link is kept, unless it leads out of the
+    /// root.
+    fn write_path(&self) -> PathBuf {
+        let (path, root) = (self.configuration_path(), std::fs::canonicalize(&self.root));
+        let target = std::fs::canonicalize(&path).ok();
+        target.filter(|target| root.is_ok_and(|root| target.starts_with(root))).unwrap_or(path)
     }
 
-    /// Who we are, before anything else goes: whatever ends us later, nobody finds a token.
-    pub fn forget_token(&self, name: &str) -> anyhow::Result<()> {
-        let is_ours = self.configuration.cluster(name).is_none_or(|cluster| self.is_ours(cluster));
-        if is_name(name) && is_ours {
+    /// Removes the token of a cluster. This comes before the other steps of `leave`, so that an interrupted `leave`
+    /// leaves no token behind.
+    pub fn remove_token(&self, name: &str) -> anyhow::Result<()> {
+        if is_cluster_name(name) && self.may_remove(name) {
             Credential::remove(&self.kubeconfig(name))?;
         }
         Ok(())
     }
 
-    /// Everything that is kept of a cluster: credentials, which one it is, what it said. Where it was.
-    pub fn forget(&self, name: &str) -> anyhow::Result<Vec<PathBuf>> {
-        if !is_name(name) {
+    /// Removes all files of a cluster (credentials, cluster UID, snapshots) and returns their paths.
+    pub fn remove_cluster(&self, name: &str) -> anyhow::Result<Vec<PathBuf>> {
+        if !is_cluster_name(name) {
             return Ok(Vec::new());
         }
-        let mut gone = self.forget_facts(name)?;
-        let dir = self.folder(name);
+        let mut removed = self.remove_snapshots(name)?;
+        let dir = self.cluster_dir(name);
         if dir.exists() {
-            self.forget_folder(name).with_context(|| dir.display().to_string())?;
-            gone.push(dir);
+            self.remove_cluster_dir(name).with_context(|| dir.display().to_string())?;
+            removed.push(dir);
         }
-        Ok(gone)
+        Ok(removed)
     }
 
-    /// Of a cluster that came by hand only what the agent put there.
-    fn forget_folder(&self, name: &str) -> std::io::Result<()> {
-        let dir = self.folder(name);
-        if self.configuration.cluster(name).is_none_or(|cluster| self.is_ours(cluster)) {
+    /// In the directory of a cluster that an administrator configured, only the file of the agent is removed.
+    fn remove_cluster_dir(&self, name: &str) -> std::io::Result<()> {
+        let dir = self.cluster_dir(name);
+        if self.may_remove(name) {
             return std::fs::remove_dir_all(dir);
         }
-        gone(std::fs::remove_file(dir.join("uid")))?;
+        ignore_missing(std::fs::remove_file(dir.join("uid")))?;
         let _ = std::fs::remove_dir(dir);
         Ok(())
     }
 
-    /// A `leave` that was ended halfway: the configuration does not name it any more, and something of it is there.
-    pub fn is_left(&self, name: &str) -> bool {
-        let kept = |place: Place| place.path().exists() || place.path_before().exists();
-        is_name(name) && (self.folder(name).exists() || self.facts(name).is_some_and(kept))
+    fn may_remove(&self, name: &str) -> bool {
+        self.configuration.cluster(name).is_none_or(|cluster| self.is_joined(cluster))
     }
 
-    fn folder(&self, name: &str) -> PathBuf {
+    /// Whether an earlier `leave` of this cluster was interrupted: files of it exist, though the configuration does not
+    /// name it any more.
+    pub fn has_leftovers(&self, name: &str) -> bool {
+        let exists = |files: SnapshotFiles| files.path().exists() || files.previous_path().exists();
+        is_cluster_name(name) && (self.cluster_dir(name).exists() || self.snapshot_files(name).is_some_and(exists))
+    }
+
+    fn cluster_dir(&self, name: &str) -> PathBuf {
         let mut path = self.kubeconfig(name);
         path.pop();
         path
     }
 
-    fn forget_facts(&self, name: &str) -> anyhow::Result<Vec<PathBuf>> {
-        let Some(place) = self.facts(name) else { return Ok(Vec::new()) };
-        place.forget().with_context(|| format!("the snapshots of {name} in {}", place.dir.display()))
+    fn remove_snapshots(&self, name: &str) -> anyhow::Result<Vec<PathBuf>> {
+        let Some(files) = self.snapshot_files(name) else { return Ok(Vec::new()) };
+        files.remove().with_context(|| format!("snapshots of cluster {name} in {}", files.dir.display()))
     }
 
-    fn facts(&self, name: &str) -> Option<Place> {
+    fn snapshot_files(&self, name: &str) -> Option<SnapshotFiles> {
         let dir = self.configuration.options.snapshot_dir()?;
-        Some(Place { dir: below(&self.root, &dir.display().to_string()), cluster: name.into() })
+        Some(SnapshotFiles { dir: below(&self.root, &dir.display().to_string()), cluster: name.into() })
     }
 }
 
-/// The configuration's folder.
-pub fn make_room(root: &Path) -> anyhow::Result<()> {
-    let path = below(root, CONFIGURATION);
-    let dir = path.parent().unwrap_or(root);
-    std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())
+pub fn create_configuration_dir(root: &Path) -> anyhow::Result<()> {
+    let dir = configuration_dir(root);
+    std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())
 }
 
-/// Whoever changes the configuration has the folder to himself, until it is dropped. `None`: there is nothing yet.
-pub fn turn(root: &Path) -> anyhow::Result<Option<File>> {
-    let path = below(root, CONFIGURATION);
-    let dir = path.parent().unwrap_or(root);
-    let file = match File::open(dir) {
+/// Waits until no other `join` or `leave` changes the configuration. The lock is held until the file is dropped. `None`
+/// if there is no configuration directory yet.
+pub fn lock_configuration(root: &Path) -> anyhow::Result<Option<File>> {
+    let dir = configuration_dir(root);
+    let file = match File::open(&dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         other => other.with_context(|| dir.display().to_string())?,
     };
@@ -143,16 +148,20 @@ pub fn turn(root: &Path) -> anyhow::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// It becomes a folder's.
-fn is_name(name: &str) -> bool {
-    HostName::tidy(name).as_deref() == Some(name)
+fn configuration_dir(root: &Path) -> PathBuf {
+    let path = below(root, CONFIGURATION);
+    path.parent().unwrap_or(root).to_owned()
+}
+
+/// A name that is also safe as the name of a directory.
+fn is_cluster_name(name: &str) -> bool {
+    HostName::sanitize(name).as_deref() == Some(name)
 }
 
 fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }
 
-/// What is not there need not be removed.
-fn gone(removed: std::io::Result<()>) -> std::io::Result<()> {
+fn ignore_missing(removed: std::io::Result<()>) -> std::io::Result<()> {
     removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }

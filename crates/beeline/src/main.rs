@@ -1,11 +1,11 @@
-//! Beeline: Kubernetes services resolved where the application dials. One binary: the agent and the tools that look at it.
+//! The `beeline` binary: the agent, the controller and the commands that inspect them.
 #![forbid(unsafe_code)]
 
 mod args;
 mod command;
 mod configuration;
 mod joined;
-mod live;
+mod live_tables;
 mod options;
 mod print;
 mod systemd;
@@ -15,7 +15,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // The agent's self-test runs us again, below its cgroup.
+    // The self-test of the agent starts this binary again, inside a cgroup below that of the agent.
     if std::env::args().nth(1).as_deref() == Some("__self-test-dial") {
         return beeline_agent::self_test_dial().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
@@ -23,8 +23,38 @@ fn main() -> ExitCode {
     match command::run(args) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("beeline: {error:#}");
+            eprintln!("beeline: {}", error_text(&error));
             ExitCode::from(command::exit_code(&error))
         }
+    }
+}
+
+/// The chain of causes in one line. Some libraries repeat the text of the source in their own, so a cause that has been
+/// printed already is skipped.
+fn error_text(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
+        if text.contains(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context, anyhow};
+
+    #[test]
+    fn a_cause_is_printed_once() {
+        let repeated = anyhow!("connection refused").context("cannot connect: connection refused");
+        assert_eq!(error_text(&repeated), "cannot connect: connection refused");
+        let plain = Err::<(), _>(anyhow!("no such file")).context("--config /x").unwrap_err();
+        assert_eq!(error_text(&plain), "--config /x: no such file");
     }
 }

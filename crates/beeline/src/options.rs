@@ -1,557 +1,323 @@
-//! The agent's options, from the command line and a file (the file has the same names), and what they mean together.
+//! The options of `beeline agent` and `beeline plan`, from the command line and a configuration file with the same
+//! names. The submodules check them together and turn them into the settings of the agent.
 
 mod cluster;
 mod dns;
-mod memory;
+mod file;
+mod paths;
+mod settings;
+mod source;
+mod value;
 
-use anyhow::{Context, anyhow, bail};
-use beeline_agent::{Controller, Origin, Orphan, Settings};
-use beeline_cluster::{Access, Claim, Nodes, Pods, Role, Server};
-use beeline_datapath::cgroup;
-use beeline_model::Address;
-use beeline_model::address::parse_ip;
-use beeline_model::name::LOCAL_CLUSTER;
-use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, ExternalIps, LocalPolicy, NodePortAddress, Rules, StandPoint};
+use anyhow::Context;
+use beeline_datapath::control::EventLevel;
 use clap::Args as ClapArgs;
 pub use cluster::ClusterOptions;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+pub use settings::virtual_address_cidrs;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use value::{
+    AddressTypeArg, AgentDownAction, ControllerArg, HostRoleArg, LocalTrafficPolicyArg, MaxAge, NoLocalEndpointArg,
+    NodeSourceArg, OnOff, PodAccessArg, as_text,
+};
+pub use value::{HumanDuration, LogFormat, OrOff};
 
 pub const PIN_DIR: &str = "/sys/fs/bpf/beeline";
 pub const CONTROLLER_NAMESPACE: &str = "kube-system";
 pub const REPORT_NAMESPACE: &str = "beeline-reports";
 pub const SOCKET: &str = "/run/beeline/agent.sock";
 pub const STATE_DIR: &str = "/var/lib/beeline";
-const MAX_SERVICES: u32 = 16_384;
-/// A year, in milliseconds.
-const LONGEST: u64 = 365 * 24 * 3_600_000;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, ClapArgs, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, ClapArgs, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Options {
-    /// A file with these options (YAML); the command line wins
+    /// Configuration file (YAML) with the same options; the command line takes precedence
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
-    /// Without the file, which may be read again
+    /// The options of the command line alone, to merge again when the file changes
     #[arg(skip)]
     #[serde(skip)]
-    typed: Option<Arc<Options>>,
-    /// What stood in the file
+    command_line: Option<Arc<Options>>,
+    /// The text of the configuration file when it was read
     #[arg(skip)]
     #[serde(skip)]
     text: Option<Arc<str>>,
-    /// Folder of manifests: Service, EndpointSlice, Endpoints, Node
+    /// Directory of manifests to watch: Service, EndpointSlice, Endpoints, Node, Pod, Namespace, ServiceCIDR,
+    /// LocalRedirectPolicy, BalancingPolicy
     #[arg(long, value_name = "DIR")]
     pub manifests: Option<PathBuf>,
-    /// Follow the API server of this kubeconfig
+    /// Kubeconfig of the API server to watch
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The kubeconfig's context [default: its current one]
+    /// Context of the kubeconfig [default: its current context]
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
-    /// Follow this API server with the pod's own account (may be repeated: tried in turn)
+    /// URL of the API server to watch with the service account of the pod; may be repeated, the servers are tried in
+    /// turn
     #[arg(long, value_name = "URL")]
     pub api_server: Vec<String>,
-    /// Where this host stands: node (a Node of the cluster), outside (none), edge (a Node without a pod network) [default: node]
-    #[arg(long, value_name = "node|outside|edge")]
-    pub stand: Option<String>,
-    /// Outside and edge: how pods are reached: direct, node (by their node and nodePort), or auto: found out [default: auto]
-    #[arg(long, value_name = "direct|node|auto")]
-    pub pods: Option<String>,
-    /// Outside and edge: pods in these ranges are reached directly, whatever --pods says
+    /// Role of this host: node (a Node of the cluster), outside (not a Node), edge (a Node without a pod network)
+    /// [default: node]
+    #[arg(long, value_name = "ROLE", value_enum, hide_possible_values = true)]
+    pub host_role: Option<HostRoleArg>,
+    /// Path to pods from a host outside or at the edge: direct (pod address), node (node address and nodePort), auto
+    /// (direct where a route or a probe shows that it works) [default: auto]
+    #[arg(long, value_name = "MODE", value_enum, hide_possible_values = true)]
+    pub pod_access: Option<PodAccessArg>,
+    /// CIDRs of pods that are always reached by their own address from a host outside or at the edge, comma-separated
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub direct_cidr: Option<Vec<String>>,
-    /// Outside and edge: which of a node's addresses is dialled, the first of these that it has
-    /// [default: InternalIP,ExternalIP; edge: ExternalIP,InternalIP]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub node_address_types: Option<Vec<String>>,
-    /// Outside: the zone of this host, for zone hints
+    pub direct_pod_cidrs: Option<Vec<String>>,
+    /// Types of node addresses to connect to from a host outside or at the edge, in order of preference,
+    /// comma-separated [default: InternalIP,ExternalIP; edge: ExternalIP,InternalIP]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
+    pub node_address_types: Option<Vec<AddressTypeArg>>,
+    /// Zone of this host for topology hints, outside and at the edge [default: outside none; edge: the zone of the
+    /// Node]
     #[arg(long, value_name = "NAME")]
     pub zone: Option<String>,
-    /// Outside and edge: the cluster's service ranges [default: as its ServiceCIDR objects say]
+    /// CIDRs of the cluster's service addresses, outside and at the edge, comma-separated [default: the ServiceCIDR
+    /// objects]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub service_cidrs: Option<Vec<String>>,
-    /// In the file only: several clusters
+    /// The clusters to serve; only in the configuration file
     #[arg(skip)]
     pub clusters: Vec<ClusterOptions>,
-    /// In the file only: cgroups, and the view that their processes see
+    /// Cgroups and the view of their processes; only in the configuration file
     #[arg(skip)]
     pub views: BTreeMap<PathBuf, String>,
-    /// What is remembered between two runs is kept here [default: /var/lib/beeline]
+    /// Directory for state that must survive a restart [default: /var/lib/beeline]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Edge: KubeEdge's edge cache (MetaServer) as the source [default with --stand edge: http://127.0.0.1:10550]
+    /// URL of KubeEdge's MetaServer as the source of objects [default: http://127.0.0.1:10550 with --host-role edge]
     #[arg(long, value_name = "URL")]
     pub edge_cache: Option<String>,
-    /// The last good facts of each cluster are kept here, or off; not on a Node of one cluster [default: STATE_DIR/snapshot]
+    /// Directory for snapshots of each cluster's objects, or off; not on a Node with one cluster [default:
+    /// STATE_DIR/snapshot]
     #[arg(long, value_name = "DIR")]
     pub snapshot_dir: Option<PathBuf>,
-    /// Facts on disk that are older than this are not used, or forever [default: forever]
-    #[arg(long, value_name = "TIME")]
-    pub snapshot_max_age: Option<String>,
-    /// Outside and edge: pods that only a default route leads to are asked this often whether they can be reached
+    /// Maximum age of a snapshot that may be used at start, such as 72h, or forever [default: forever]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(with = "as_text")]
+    pub snapshot_max_age: Option<MaxAge>,
+    /// Interval, such as 30s, of probes to pods that only a default route covers, outside with --pod-access auto
     /// [default: 30s]
-    #[arg(long, value_name = "TIME")]
-    pub probe_interval: Option<String>,
-    /// Other nodes' addresses: as the controller publishes them, watch for every Node object, own for none [default: controller]
-    #[arg(long, value_name = "controller|watch|own")]
-    pub nodes: Option<String>,
-    /// Who works out the pods of BalancingPolicies: watch what a controller publishes, or none: this agent from all pods
-    /// of the cluster [default: watch; none with --manifests]
-    #[arg(long, value_name = "watch|none")]
-    pub controller: Option<String>,
-    /// Namespace of the controller: node slices are read there only [default: kube-system]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(with = "as_text")]
+    pub probe_interval: Option<HumanDuration>,
+    /// Source of other nodes' addresses: controller (its EndpointSlices), watch (all Node objects), own (this node
+    /// only) [default: controller; outside and edge: watch]
+    #[arg(long, value_name = "SOURCE", value_enum, hide_possible_values = true)]
+    pub node_source: Option<NodeSourceArg>,
+    /// Source of BalancingPolicy backends: watch (the slices of the controller), none (this agent watches all pods)
+    /// [default: watch; none with --manifests]
+    #[arg(long, value_name = "MODE", value_enum, hide_possible_values = true)]
+    pub controller: Option<ControllerArg>,
+    /// Namespace of the controller; node slices in other namespaces are ignored [default: kube-system]
     #[arg(long, value_name = "NAME")]
     pub controller_namespace: Option<String>,
-    /// Namespace of the nodes' reports [default: beeline-reports]
+    /// Namespace of the Leases in which agents report [default: beeline-reports]
     #[arg(long, value_name = "NAME")]
     pub report_namespace: Option<String>,
-    /// How often at most this node reports to the controller what it has programmed, or off [default: 30s]
-    #[arg(long, value_name = "TIME")]
-    pub report: Option<String>,
-    /// Take the taint beeline.dev/not-ready from this node once everything is programmed
+    /// Minimum interval, such as 30s, between two reports to the controller, or off [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(with = "as_text")]
+    pub report_interval: Option<OrOff<HumanDuration>>,
+    /// Remove the taint beeline.dev/not-ready from this node when everything is programmed
     #[arg(long)]
     pub clear_startup_taint: bool,
-    /// The name of this node
+    /// Name of this node, as in its Node object
     #[arg(long, value_name = "NAME", env = "BEELINE_NODE_NAME")]
     pub node_name: Option<String>,
-    /// Serve the processes below this cgroup [default: the root of cgroup2]
+    /// Cgroup whose processes are served [default: the root of cgroup2]
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
-    /// Folder of the pins, in a bpffs [default: /sys/fs/bpf/beeline]
+    /// Directory in a bpffs for the pinned maps and links [default: /sys/fs/bpf/beeline]
     #[arg(long, value_name = "DIR")]
     pub pin_dir: Option<PathBuf>,
-    /// Where the CLI finds the agent [default: /run/beeline/agent.sock]
+    /// Unix socket on which the agent answers the other commands [default: /run/beeline/agent.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Room for this many service ports; the tables are sized from it [default: 16384]
+    /// Maximum number of service ports; the other table sizes follow from it [default: 16384]
     #[arg(long, value_name = "N")]
     pub max_services: Option<u32>,
-    /// Room in the frontend table [default: 4 a service]
+    /// Maximum number of rows in the frontend table [default: 4 per service]
     #[arg(long, value_name = "N")]
     pub max_frontends: Option<u32>,
-    /// Room in the backend table [default: 8 a service]
+    /// Maximum number of rows in the backend table [default: 8 per service]
     #[arg(long, value_name = "N")]
     pub max_backends: Option<u32>,
-    /// Room for slots of services with more than 8 endpoints [default: 4 a service]
+    /// Maximum number of backend slots of sets with more than 8 endpoints [default: 4 per service]
     #[arg(long, value_name = "N")]
     pub max_slots: Option<u32>,
-    /// Room for clients that are kept to a backend [default: 65536]
+    /// Maximum number of clients with session affinity; the least recently used are evicted [default: 65536]
     #[arg(long, value_name = "N")]
     pub max_affinity: Option<u32>,
-    /// Which dials are reported: off, failures, sample:N or all [default: failures]
+    /// Level of connection events: off, failures, sample:N (one in N, and every failure) or all [default: failures]
     #[arg(long, value_name = "LEVEL")]
-    pub events: Option<String>,
-    /// Without an agent: keep, or passthrough:10m to leave dials alone after ten minutes [default: keep]
-    #[arg(long, value_name = "RULE")]
-    pub orphan: Option<String>,
-    /// kubernetes: each policy for its own addresses; strict: a Local policy for all [default: kubernetes]
-    #[arg(long, value_name = "RULE")]
-    pub local_policy: Option<String>,
-    /// No local endpoint under a Local policy: refuse, or drop as kube-proxy does [default: refuse]
-    #[arg(long, value_name = "RULE")]
-    pub empty_local: Option<String>,
-    /// Where NodePorts answer: primary, localhost, all, or CIDRs [default: primary]
+    #[serde(with = "as_text")]
+    pub events: Option<EventLevel>,
+    /// Action of the BPF programs while no agent runs: keep (resolve from the last tables), or passthrough:DURATION
+    /// (stop resolving after that time, such as passthrough:10m) [default: keep]
+    #[arg(long, value_name = "ACTION")]
+    #[serde(with = "as_text")]
+    pub agent_down_action: Option<AgentDownAction>,
+    /// Scope of Local traffic policies: kubernetes (each for its own addresses), strict (any of them for all addresses
+    /// of the service) [default: kubernetes]
+    #[arg(long, value_name = "SCOPE", value_enum, hide_possible_values = true)]
+    pub local_traffic_policy: Option<LocalTrafficPolicyArg>,
+    /// Action when a Local traffic policy leaves no endpoint: refuse (ECONNREFUSED), drop (as kube-proxy) [default:
+    /// refuse]
+    #[arg(long, value_name = "ACTION", value_enum, hide_possible_values = true)]
+    pub no_local_endpoint_action: Option<NoLocalEndpointArg>,
+    /// Addresses on which NodePorts are resolved, comma-separated: primary, localhost, all, or CIDRs [default: primary]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub node_port_addresses: Option<Vec<String>>,
-    /// on, off, or the CIDRs that externalIPs may come from [default: on]
+    pub nodeport_addresses: Option<Vec<String>>,
+    /// Resolution of externalIPs: on, off, or the CIDRs that they may be in, comma-separated [default: on]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub external_ips: Option<Vec<String>>,
-    /// Where policies may put virtual addresses [default: 169.254.0.0/16,fd00:bee::/48]; the clouds' metadata addresses
-    /// are left out unless listed themselves
+    /// CIDRs for virtual addresses of policies, comma-separated; metadata addresses of clouds must be listed themselves
+    /// [default: 169.254.0.0/16,fd00:bee::/48]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub virtual_ranges: Option<Vec<String>>,
-    /// Serve only services with this value of the label service.kubernetes.io/service-proxy-name
+    pub virtual_address_cidrs: Option<Vec<String>>,
+    /// Value of the label service.kubernetes.io/service-proxy-name of the services to serve [default: services without
+    /// the label]
     #[arg(long, value_name = "NAME")]
     pub service_proxy_name: Option<String>,
-    /// This host's addresses, instead of looking at the interfaces
+    /// Addresses of this host, comma-separated [default: the addresses of its interfaces]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub node_addresses: Option<Vec<String>>,
-    /// Metrics listen here, or off [default: 127.0.0.1:10249]
+    /// Listen address of /metrics, or off [default: 127.0.0.1:10249]
     #[arg(long, value_name = "ADDR:PORT")]
-    pub metrics_address: Option<String>,
-    /// /healthz and /livez listen here, or off; [::] is both families [default: [::]:10256]
+    #[serde(with = "as_text")]
+    pub metrics_bind_address: Option<OrOff<SocketAddr>>,
+    /// Listen address of /healthz and /livez, or off; [::] is IPv6 and IPv4 [default: [::]:10256; outside:
+    /// 127.0.0.1:10256]
     #[arg(long, value_name = "ADDR:PORT")]
-    pub health_address: Option<String>,
-    /// Answer the clusters' names by DNS on this loopback address [default: off]
+    #[serde(with = "as_text")]
+    pub healthz_bind_address: Option<OrOff<SocketAddr>>,
+    /// Listen address of the DNS server for the clusters' names, or off [default: off]
     #[arg(long, value_name = "ADDR:PORT")]
-    pub dns_address: Option<String>,
-    /// The cluster's domain [default: cluster.local]
+    #[serde(with = "as_text")]
+    pub dns_address: Option<OrOff<SocketAddr>>,
+    /// DNS domain of the clusters [default: cluster.local]
     #[arg(long, value_name = "DOMAIN")]
     pub dns_domain: Option<String>,
-    /// Ask these name servers for all other names, instead of refusing them
+    /// DNS servers for all other names, comma-separated [default: none, other names are refused]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub dns_forward: Option<Vec<String>>,
-    /// Who may ask where --dns-address is not on loopback: networks
+    /// CIDRs that may query a --dns-address that is not on loopback, comma-separated
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub dns_clients: Option<Vec<String>>,
-    /// Answer names also as somebody dials them who sees this cluster first, on another address
+    /// Listen addresses that answer in the view of a cluster, comma-separated
     #[arg(long, value_name = "CLUSTER=ADDR:PORT", value_delimiter = ',')]
     pub dns_view: Option<Vec<String>>,
-    /// A kube-proxy runs here too: health on 10356, metrics on 10349
+    /// Use ports that do not collide with a kube-proxy on this host: metrics 10349, health 10356
     #[arg(long)]
     pub beside_kube_proxy: bool,
-    /// The tables are checked against the kernel this often [default: 30s]
-    #[arg(long, value_name = "TIME")]
-    pub sync_period: Option<String>,
-    /// Leave the processes below this cgroup alone (may be repeated)
+    /// Interval, such as 30s, at which the kernel tables are compared with the plan and repaired [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(with = "as_text")]
+    pub sync_period: Option<HumanDuration>,
+    /// Cgroup whose processes are not served; may be repeated
     #[arg(long, value_name = "DIR")]
-    pub untouched_cgroup: Vec<PathBuf>,
-    /// Prove by a dial at start that the hooks are live: on or off [default: on]
-    #[arg(long, value_name = "on|off")]
-    pub self_test: Option<String>,
-    /// Hundredths of a token's life, when the next one is asked for
+    pub exclude_cgroup: Vec<PathBuf>,
+    /// Self-test at start: a connect() that must trigger the BPF programs [default: on]
+    #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true)]
+    pub self_test: Option<OnOff>,
+    /// Format of the log on standard error [default: text]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// Percentage of a token's lifetime after which it is renewed, for tests [default: 50]
     #[arg(long, value_name = "N", hide = true)]
-    pub renew_after: Option<u8>,
-    /// For the test that proves the grace period needed
+    pub token_renewal_percent: Option<u8>,
+    /// Skip the grace period of replaced tables, for the test that shows why it is needed
     #[arg(long, hide = true)]
     pub unsafe_skip_grace: bool,
 }
 
 impl Options {
-    /// The command line over the file.
+    /// Reads the configuration file that `--config` names and merges the command line over it.
     pub fn load(self) -> anyhow::Result<Options> {
         let Some(path) = self.config.clone() else { return Ok(self) };
-        let typed = Some(Arc::new(self.clone()));
-        let text = std::fs::read_to_string(&path).with_context(|| format!("--config {}", path.display()))?;
-        let file = Options::parse(&text).with_context(|| format!("--config {}", path.display()))?;
-        Ok(Options { typed, text: Some(text.into()), ..self.over(file) })
+        let context = || format!("--config {}", path.display());
+        let text = std::fs::read_to_string(&path).with_context(context)?;
+        let file = Options::parse(&text).with_context(context)?;
+        let merged = self.merge_over(&file).with_context(context)?;
+        Ok(Options { config: self.config.clone(), command_line: Some(self.into()), text: Some(text.into()), ..merged })
     }
 
-    /// A file's content.
+    /// Parses the text of a configuration file.
     pub fn parse(text: &str) -> anyhow::Result<Options> {
-        if text.lines().all(|line| line.trim().is_empty() || line.starts_with('#')) {
-            return Ok(Options::default());
-        }
-        serde_saphyr::from_str(text).context("`beeline agent --help` lists the options (without the dashes)")
+        file::parse(text)
     }
 
-    /// Whether an agent would start with them, as far as that does not depend on the host that it starts on.
+    /// Parses only these keys of a configuration file. Unknown keys are an error nevertheless.
+    pub fn parse_keys(text: &str, keys: &[&str]) -> anyhow::Result<Options> {
+        file::parse_keys(text, keys)
+    }
+
+    /// Checks whether an agent would accept these options, as far as that does not depend on the host it runs on.
     pub fn check(&self) -> anyhow::Result<()> {
         let cgroup = self.cgroup.clone().or_else(|| Some("/sys/fs/cgroup".into()));
         Options { cgroup, ..self.clone() }.settings().map(drop)
     }
 
-    fn over(self, file: Options) -> Options {
-        let pick = |cli: Vec<PathBuf>, file: Vec<PathBuf>| if cli.is_empty() { file } else { cli };
-        Options {
-            config: self.config,
-            typed: None,
-            text: None,
-            manifests: self.manifests.or(file.manifests),
-            kubeconfig: self.kubeconfig.or(file.kubeconfig),
-            context: self.context.or(file.context),
-            api_server: if self.api_server.is_empty() { file.api_server } else { self.api_server },
-            stand: self.stand.or(file.stand),
-            pods: self.pods.or(file.pods),
-            direct_cidr: self.direct_cidr.or(file.direct_cidr),
-            node_address_types: self.node_address_types.or(file.node_address_types),
-            zone: self.zone.or(file.zone),
-            service_cidrs: self.service_cidrs.or(file.service_cidrs),
-            clusters: file.clusters,
-            views: file.views,
-            state_dir: self.state_dir.or(file.state_dir),
-            edge_cache: self.edge_cache.or(file.edge_cache),
-            snapshot_dir: self.snapshot_dir.or(file.snapshot_dir),
-            snapshot_max_age: self.snapshot_max_age.or(file.snapshot_max_age),
-            probe_interval: self.probe_interval.or(file.probe_interval),
-            nodes: self.nodes.or(file.nodes),
-            controller: self.controller.or(file.controller),
-            controller_namespace: self.controller_namespace.or(file.controller_namespace),
-            report_namespace: self.report_namespace.or(file.report_namespace),
-            report: self.report.or(file.report),
-            clear_startup_taint: self.clear_startup_taint || file.clear_startup_taint,
-            node_name: self.node_name.or(file.node_name),
-            cgroup: self.cgroup.or(file.cgroup),
-            pin_dir: self.pin_dir.or(file.pin_dir),
-            socket: self.socket.or(file.socket),
-            max_services: self.max_services.or(file.max_services),
-            max_frontends: self.max_frontends.or(file.max_frontends),
-            max_backends: self.max_backends.or(file.max_backends),
-            max_slots: self.max_slots.or(file.max_slots),
-            max_affinity: self.max_affinity.or(file.max_affinity),
-            events: self.events.or(file.events),
-            orphan: self.orphan.or(file.orphan),
-            local_policy: self.local_policy.or(file.local_policy),
-            empty_local: self.empty_local.or(file.empty_local),
-            node_port_addresses: self.node_port_addresses.or(file.node_port_addresses),
-            external_ips: self.external_ips.or(file.external_ips),
-            virtual_ranges: self.virtual_ranges.or(file.virtual_ranges),
-            service_proxy_name: self.service_proxy_name.or(file.service_proxy_name),
-            node_addresses: self.node_addresses.or(file.node_addresses),
-            metrics_address: self.metrics_address.or(file.metrics_address),
-            health_address: self.health_address.or(file.health_address),
-            dns_address: self.dns_address.or(file.dns_address),
-            dns_domain: self.dns_domain.or(file.dns_domain),
-            dns_forward: self.dns_forward.or(file.dns_forward),
-            dns_clients: self.dns_clients.or(file.dns_clients),
-            dns_view: self.dns_view.or(file.dns_view),
-            beside_kube_proxy: self.beside_kube_proxy || file.beside_kube_proxy,
-            sync_period: self.sync_period.or(file.sync_period),
-            untouched_cgroup: pick(self.untouched_cgroup, file.untouched_cgroup),
-            self_test: self.self_test.or(file.self_test),
-            renew_after: self.renew_after.or(file.renew_after),
-            unsafe_skip_grace: self.unsafe_skip_grace || file.unsafe_skip_grace,
+    /// The only merge of command line and file: an option that is set here replaces that of the file.
+    fn merge_over(&self, file: &Options) -> serde_json::Result<Options> {
+        let (mut merged, own) = (serde_json::to_value(file)?, serde_json::to_value(self)?);
+        if let (Value::Object(merged), Value::Object(own)) = (&mut merged, own) {
+            merged.extend(own.into_iter().filter(|(_, value)| is_set(value)));
         }
+        serde_json::from_value(merged)
+    }
+}
+
+fn is_set(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args, Command};
+    use clap::Parser;
+
+    fn command_line(args: &[&str]) -> Options {
+        let args = Args::parse_from([&["beeline", "agent"], args].concat());
+        let Command::Agent(options) = args.command else { panic!("{args:?}") };
+        Options { node_name: None, ..*options }
     }
 
-    /// Where the objects come from: a folder, the API server of a kubeconfig, or one reached with the pod's own account.
-    pub fn origin(&self) -> anyhow::Result<Origin> {
-        let claim = self.claim();
-        let given = [self.manifests.is_some(), self.kubeconfig.is_some(), !self.api_server.is_empty()];
-        if given.into_iter().filter(|is| *is).count() > 1 {
-            bail!("--manifests, --kubeconfig and --api-server are three sources: give one of them");
-        }
-        if self.context.is_some() && self.kubeconfig.is_none() {
-            bail!("--context needs --kubeconfig: it names one of that file's contexts");
-        }
-        if let Some(path) = self.manifests.clone() {
-            if self.clear_startup_taint || self.nodes.is_some() {
-                bail!("--nodes and --clear-startup-taint need an API server, not --manifests");
-            }
-            if self.controller()? == Controller::Watch {
-                bail!("--controller watch needs an API server: in a folder nobody publishes, use --controller none");
-            }
-            return Ok(Origin::Folder { path, claim });
-        }
-        if self.stand()? == StandPoint::Edge && !given[1] && !given[2] {
-            return self.edge(self.edge_cache.as_deref(), LOCAL_CLUSTER);
-        }
-        if self.edge_cache.is_some() {
-            bail!("--edge-cache is for --stand edge, without --kubeconfig and --api-server");
-        }
-        Ok(Origin::Server(Box::new(self.server(self.access()?, LOCAL_CLUSTER, self.stand()?)?)))
-    }
-
-    fn claim(&self) -> Claim {
-        Claim { proxy_name: self.service_proxy_name.clone(), names: self.answers_names() }
-    }
-
-    /// What is asked of an API server follows from where we stand.
-    fn server(&self, access: Access, cluster: &str, stand: StandPoint) -> anyhow::Result<Server> {
-        let alone = self.controller()? == Controller::None;
-        Ok(Server {
-            access,
-            cluster: cluster.into(),
-            node: if stand == StandPoint::Outside { String::new() } else { self.node_name.clone().unwrap_or_default() },
-            nodes: self.nodes(stand)?,
-            pods: match stand {
-                _ if alone => Pods::All,
-                StandPoint::Outside => Pods::None,
-                StandPoint::Node | StandPoint::Edge => Pods::Own,
-            },
-            claim: self.claim(),
-            clear_taint: self.clear_startup_taint && stand == StandPoint::Node,
-            patience: beeline_cluster::PATIENCE,
-            role: Role::Agent,
-            controller_namespace: self.controller_namespace.clone().unwrap_or_else(|| CONTROLLER_NAMESPACE.into()),
-            report_namespace: self.report_namespace.clone().unwrap_or_else(|| REPORT_NAMESPACE.into()),
-            reports: None,
-            ranges: stand != StandPoint::Node || !self.clusters.is_empty(),
-            notices: stand == StandPoint::Node,
-            passport: None,
-        })
-    }
-
-    /// Outside, other nodes are the way to pods, and what hosts outside must know of them stands on the Node objects.
-    fn nodes(&self, stand: StandPoint) -> anyhow::Result<Nodes> {
-        let words = [("controller", Nodes::Controller), ("watch", Nodes::Watch), ("own", Nodes::Own)];
-        match (stand, self.nodes.as_deref()) {
-            (StandPoint::Node, given) => choice("--nodes", given, &words),
-            (_, None) => Ok(Nodes::Watch),
-            (_, Some("own")) => {
-                bail!("--nodes own: from outside pods are reached by their nodes; watch, or controller")
-            }
-            (_, given) => choice("--nodes", given, &words),
-        }
-    }
-
-    pub fn controller(&self) -> anyhow::Result<Controller> {
-        let words = [("watch", Controller::Watch), ("none", Controller::None)];
-        match &self.controller {
-            None if self.manifests.is_some() || self.are_folders() => Ok(Controller::None),
-            given => choice("--controller", given.as_deref(), &words),
-        }
-    }
-
-    fn report(&self) -> anyhow::Result<Option<Duration>> {
-        match self.report.as_deref().unwrap_or("30s") {
-            "off" => Ok(None),
-            time => duration("--report", time).map(Some),
-        }
-    }
-
-    fn access(&self) -> anyhow::Result<Access> {
-        if let Some(path) = self.kubeconfig.clone() {
-            return Ok(Access::Kubeconfig { path, context: self.context.clone() });
-        }
-        if self.api_server.is_empty() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() {
-            bail!(
-                "where are the objects? Give --manifests DIR or --kubeconfig FILE, or run in a pod (with --api-server URL, so that we do not need the service address that we provide)"
-            );
-        }
-        Access::in_cluster(&self.api_server).context("--api-server")
-    }
-
-    pub fn rules(&self) -> anyhow::Result<Rules> {
-        let stand = self.stand()?;
-        let node = self.node_name.as_deref().filter(|n| !n.is_empty() && stand != StandPoint::Outside);
-        let missing = || {
-            anyhow!("--node-name NAME is needed: endpoints are local by it (a host that is no Node: --stand outside)")
+    #[test]
+    fn the_command_line_takes_precedence_over_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("beeline.yaml");
+        let text = "host-role: outside\nevents: all\nsync-period: 2m\nbeside-kube-proxy: true\n\
+                    exclude-cgroup: [/a, /b]\nviews: {/x: green}\nclusters:\n- {name: green, kubeconfig: /g, view: green}\n";
+        std::fs::write(&path, text).unwrap();
+        let shown = path.display().to_string();
+        let typed = ["--config", &shown, "--events", "sample:7", "--exclude-cgroup", "/c", "--self-test", "off"];
+        let merged = command_line(&typed).load().unwrap();
+        let expected = Options {
+            config: Some(path),
+            command_line: Some(command_line(&typed).into()),
+            text: Some(text.into()),
+            events: Some(EventLevel::Sample(7)),
+            exclude_cgroup: vec!["/c".into()],
+            self_test: Some(OnOff::Off),
+            ..Options::parse(text).unwrap()
         };
-        let mut rules = Rules::for_node(match stand {
-            // Nothing is local here, whatever a Node is called.
-            StandPoint::Outside => "",
-            StandPoint::Node | StandPoint::Edge => node.ok_or_else(missing)?,
-        });
-        rules.stand_point = stand;
-        rules.clusters = self.cluster_rules()?;
-        rules.local_policy = choice(
-            "--local-policy",
-            self.local_policy.as_deref(),
-            &[("kubernetes", LocalPolicy::Kubernetes), ("strict", LocalPolicy::Strict)],
-        )?;
-        rules.empty_local = choice(
-            "--empty-local",
-            self.empty_local.as_deref(),
-            &[("refuse", EmptyLocal::Refuse), ("drop", EmptyLocal::Drop)],
-        )?;
-        if let Some(words) = &self.node_port_addresses {
-            rules.node_port_addresses = words.iter().map(|w| node_port_address(w)).collect::<anyhow::Result<_>>()?;
-        }
-        if let Some(words) = &self.external_ips {
-            rules.external_ips = external_ips(words)?;
-        }
-        if let Some(ranges) = &self.virtual_ranges {
-            let parse =
-                |w: &String| w.parse().map_err(|_| anyhow!("--virtual-ranges {w}: CIDRs such as 169.254.0.0/16"));
-            rules.virtual_ranges = ranges.iter().map(parse).collect::<anyhow::Result<_>>()?;
-        }
-        for text in self.node_addresses.iter().flatten() {
-            rules.own_addresses.push(Address::from(parse_ip(text).with_context(|| "--node-addresses".to_owned())?));
-        }
-        Ok(rules)
-    }
-
-    pub fn sizes(&self) -> anyhow::Result<Sizes> {
-        let services = self.max_services.unwrap_or(MAX_SERVICES);
-        if !(16..=8_000_000).contains(&services) {
-            bail!("--max-services {services}: from 16 to 8000000");
-        }
-        let mut sizes = Sizes::for_services(services);
-        let positive = |option: &str, value: Option<u32>, default: u32| match value {
-            Some(0) => bail!("{option} 0: at least 1"),
-            other => Ok(other.unwrap_or(default)),
-        };
-        sizes.frontends = positive("--max-frontends", self.max_frontends, sizes.frontends)?;
-        sizes.backends = positive("--max-backends", self.max_backends, sizes.backends)?;
-        sizes.slots = positive("--max-slots", self.max_slots, sizes.slots)?;
-        sizes.affinity = positive("--max-affinity", self.max_affinity, sizes.affinity)?;
-        Ok(sizes)
-    }
-
-    pub fn settings(&self) -> anyhow::Result<Settings> {
-        // Other defaults, no more: an address that was given holds, so that metrics can be asked for from elsewhere.
-        let (metrics, health) =
-            if self.beside_kube_proxy { ("127.0.0.1:10349", "[::]:10356") } else { ("127.0.0.1:10249", "[::]:10256") };
-        let default_root = || cgroup::root().context("--cgroup was not given");
-        let stand = self.stand()?;
-        // Nobody asks a host outside whether it is fit to be a node.
-        let health = if stand == StandPoint::Outside { "127.0.0.1:10256" } else { health };
-        Ok(Settings {
-            rules: self.rules()?,
-            listing: self.listing()?,
-            reload: self.reload(),
-            state_dir: self.state_dir(),
-            snapshot: self.snapshot(stand)?,
-            probe_interval: self.probe_interval()?,
-            cgroup: self.cgroup.clone().map_or_else(default_root, Ok)?,
-            pin_dir: self.pin_dir(),
-            socket: self.socket(),
-            sizes: self.sizes()?,
-            events: self.events.as_deref().unwrap_or("failures").parse().map_err(|e| anyhow!("--events: {e}"))?,
-            orphan: orphan(self.orphan.as_deref().unwrap_or("keep"))?,
-            metrics: address("--metrics-address", self.metrics_address.as_deref().unwrap_or(metrics))?,
-            health: address("--health-address", self.health_address.as_deref().unwrap_or(health))?,
-            dns: self.dns()?,
-            probes: !self.beside_kube_proxy && stand == StandPoint::Node,
-            sync_period: duration("--sync-period", self.sync_period.as_deref().unwrap_or("30s"))?,
-            untouched: self.untouched_cgroup.clone(),
-            fixed_addresses: self.node_addresses.is_some(),
-            self_test: choice("--self-test", self.self_test.as_deref(), &[("on", true), ("off", false)])?,
-            renew_after: self.renew_after.map_or(beeline_join::HALF, |hundredths| f64::from(hundredths) / 100.0),
-            skip_grace: self.unsafe_skip_grace,
-            controller: self.controller()?,
-            report: self.report()?.filter(|_| stand == StandPoint::Node),
-        })
-    }
-}
-
-/// One of a few words; the first is the default.
-pub fn choice<T: Copy>(option: &str, given: Option<&str>, words: &[(&str, T)]) -> anyhow::Result<T> {
-    let Some(given) = given else { return Ok(words[0].1) };
-    let found = words.iter().find(|(word, _)| *word == given);
-    let all: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-    found.map(|(_, value)| *value).ok_or_else(|| anyhow!("{option} {given}: one of {}", all.join(", ")))
-}
-
-fn node_port_address(word: &str) -> anyhow::Result<NodePortAddress> {
-    Ok(match word {
-        "primary" => NodePortAddress::Primary,
-        "localhost" => NodePortAddress::Localhost,
-        "all" => NodePortAddress::All,
-        cidr => NodePortAddress::Range(cidr.parse().map_err(|_| {
-            anyhow!("--node-port-addresses {cidr}: primary, localhost, all, or CIDRs such as 172.31.0.0/24")
-        })?),
-    })
-}
-
-fn external_ips(words: &[String]) -> anyhow::Result<ExternalIps> {
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match words[..] {
-        ["on"] => Ok(ExternalIps::On),
-        ["off"] => Ok(ExternalIps::Off),
-        _ => {
-            let parse = |w: &&str| w.parse().map_err(|_| anyhow!("--external-ips {w}: on, off, or CIDRs"));
-            Ok(ExternalIps::Within(words.iter().map(parse).collect::<anyhow::Result<_>>()?))
-        }
-    }
-}
-
-fn orphan(text: &str) -> anyhow::Result<Orphan> {
-    match text.split_once(':') {
-        None if text == "keep" => Ok(Orphan::Keep),
-        Some(("passthrough", time)) => Ok(Orphan::Passthrough(duration("--orphan", time)?)),
-        _ => bail!("--orphan {text}: keep, or passthrough:TIME such as passthrough:10m"),
-    }
-}
-
-pub fn address(option: &str, text: &str) -> anyhow::Result<Option<SocketAddr>> {
-    match text {
-        "off" => Ok(None),
-        _ => text.parse().map(Some).map_err(|_| anyhow!("{option} {text}: ADDRESS:PORT, or off")),
-    }
-}
-
-pub fn duration(option: &str, text: &str) -> anyhow::Result<Duration> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let factor = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => bail!("{option} {text}: a number and ms, s, m or h"),
-    };
-    let number: u64 = number.parse().map_err(|_| anyhow!("{option} {text}: a number and ms, s, m or h"))?;
-    match number.checked_mul(factor) {
-        Some(millis @ 1..=LONGEST) => Ok(Duration::from_millis(millis)),
-        _ => bail!("{option} {text}: more than zero, and at most a year"),
+        assert_eq!(merged, expected);
+        assert_eq!((merged.sync_period.unwrap().to_string().as_str(), merged.beside_kube_proxy), ("2m", true));
     }
 }

@@ -1,9 +1,12 @@
-//! Printing: aligned columns for people, JSON and YAML for programs.
+//! Output of the commands: aligned columns for people, JSON and YAML for programs.
 
-use crate::args::Output;
+use crate::args::OutputFormat;
 use serde::Serialize;
 
-/// Columns as wide as their widest cell; two blanks between.
+/// The width of tables where standard output is not a terminal.
+const DEFAULT_WIDTH: usize = 100;
+
+/// Aligned columns with two blanks between them.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = header.iter().map(|h| h.chars().count()).collect();
     for row in rows {
@@ -25,19 +28,30 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     all
 }
 
-/// The same rows in the form asked for.
-pub fn show<T: Serialize>(output: Output, value: &T, table: impl FnOnce() -> String) -> anyhow::Result<()> {
+/// Prints `value` in the chosen format; `table` renders it for people.
+pub fn write<T: Serialize>(output: OutputFormat, value: &T, table: impl FnOnce() -> String) -> anyhow::Result<()> {
     use std::io::Write;
     let text = match output {
-        Output::Table => table(),
-        Output::Json => serde_json::to_string_pretty(value)? + "\n",
-        Output::Yaml => serde_saphyr::to_string(value)?,
+        OutputFormat::Table => table(),
+        OutputFormat::Json => serde_json::to_string_pretty(value)? + "\n",
+        OutputFormat::Yaml => serde_saphyr::to_string(value)?,
     };
-    // A reader that has seen enough (head) is no error.
+    // A pipe that was closed by its reader (`| head`) is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
-pub fn dash(text: Option<impl ToString>) -> String {
+/// The number of columns that a table may have.
+pub fn width() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+    size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(DEFAULT_WIDTH)
+}
+
+pub fn or_dash(text: Option<impl ToString>) -> String {
     text.map_or_else(|| "-".into(), |t| t.to_string())
+}
+
+/// `1 backend`, `2 backends`.
+pub fn plural(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }

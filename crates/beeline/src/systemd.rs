@@ -1,4 +1,4 @@
-//! The unit of the agent: the package's, or one that `join` writes; and whoever runs it.
+//! The systemd unit of the agent: that of the package, or one that `join` writes; and the calls of systemctl.
 
 use crate::options::Options;
 use anyhow::{Context, bail};
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub const UNIT: &str = include_str!("../../../deploy/systemd/beeline.service");
-const NAME: &str = "beeline.service";
-const PACKAGED: [&str; 2] = ["usr/lib/systemd/system", "lib/systemd/system"];
-const OWN: &str = "etc/systemd/system";
-/// Where the package has the program.
-const BINARY: &str = "/usr/bin/beeline";
+const UNIT_NAME: &str = "beeline.service";
+const PACKAGE_DIRS: [&str; 2] = ["usr/lib/systemd/system", "lib/systemd/system"];
+const LOCAL_DIR: &str = "etc/systemd/system";
+/// The path of the binary in the unit of the package.
+const PACKAGE_BINARY: &str = "/usr/bin/beeline";
 
-/// The first line of what we wrote. postinst knows it, too.
-const MARK: &str = "# Written by `beeline join`; `beeline leave` removes it.\n";
-/// What the unit lets the agent write to, of what options may name.
+/// The first line of files that `join` writes. The package's postinst script looks for it too.
+const MARKER: &str = "# Written by `beeline join`; `beeline leave` removes it.\n";
+/// The directories that the unit makes writable for the agent, of those that options can change.
 const WRITABLE: [&str; 2] = ["/var/lib/beeline", "/run/beeline"];
 
 pub struct Systemd<'a> {
@@ -27,107 +27,107 @@ impl Systemd<'_> {
         self.root == Path::new("/") && Path::new("/run/systemd/system").is_dir()
     }
 
-    /// Whether the unit can be made, before anything is.
+    /// Checks whether `install` can succeed, before anything is written.
     pub fn check(&self) -> anyhow::Result<()> {
-        if self.packaged().is_none() {
+        if self.package_unit().is_none() {
             self.binary()?;
         }
         Ok(())
     }
 
-    fn packaged(&self) -> Option<PathBuf> {
-        PACKAGED.iter().map(|dir| self.root.join(dir).join(NAME)).find(|path| path.exists())
+    fn package_unit(&self) -> Option<PathBuf> {
+        PACKAGE_DIRS.iter().map(|dir| self.root.join(dir).join(UNIT_NAME)).find(|path| path.exists())
     }
 
-    /// The package's unit if there is one, or an administrator's, else ours; and what it must be let do besides. Where they
-    /// are.
+    /// Uses the unit of the package or of an administrator if there is one, else writes one; adds a drop-in for
+    /// writable directories if needed. Returns the paths of the files in use.
     pub fn install(&self, options: &Options) -> anyhow::Result<Vec<PathBuf>> {
         let unit = self.install_unit()?;
-        let paths = self.install_paths(options)?;
-        Ok(std::iter::once(unit).chain(paths).collect())
+        let drop_in = self.install_drop_in(options)?;
+        Ok(std::iter::once(unit).chain(drop_in).collect())
     }
 
     fn install_unit(&self) -> anyhow::Result<PathBuf> {
-        let path = self.own();
-        if path.exists() && !is_ours(&path) {
+        let path = self.local_unit();
+        if path.exists() && !is_generated(&path) {
             return Ok(path);
         }
-        if let Some(packaged) = self.packaged() {
-            // One of before the package would hide it, and start another program.
-            remove(&path)?;
-            return Ok(packaged);
+        if let Some(package_unit) = self.package_unit() {
+            // A unit from an earlier join would hide that of the package and start another binary.
+            remove_generated(&path)?;
+            return Ok(package_unit);
         }
-        let text = UNIT.replace(BINARY, &self.binary()?.display().to_string());
+        let text = UNIT.replace(PACKAGE_BINARY, &self.binary()?.display().to_string());
         write(&path, &text)?;
         Ok(path)
     }
 
-    /// The unit lets the agent write to its usual folders alone.
-    fn install_paths(&self, options: &Options) -> anyhow::Result<Option<PathBuf>> {
-        let (path, paths) = (self.paths(), unusual(options));
-        if paths.is_empty() {
-            remove(&path)?;
+    /// The unit allows writes to the default directories only.
+    fn install_drop_in(&self, options: &Options) -> anyhow::Result<Option<PathBuf>> {
+        let (path, dirs) = (self.drop_in(), other_writable_dirs(options));
+        if dirs.is_empty() {
+            remove_generated(&path)?;
             return Ok(None);
         }
-        for dir in &paths {
+        for dir in &dirs {
             let dir = self.root.join(dir.strip_prefix("/").unwrap_or(dir));
             std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         }
-        let lines: String = paths.iter().map(|dir| format!("ReadWritePaths={}\n", quoted(dir))).collect();
+        let lines: String = dirs.iter().map(|dir| format!("ReadWritePaths={}\n", quote(dir))).collect();
         write(&path, &format!("[Service]\n{lines}"))?;
         Ok(Some(path))
     }
 
-    fn own(&self) -> PathBuf {
-        self.root.join(OWN).join(NAME)
+    fn local_unit(&self) -> PathBuf {
+        self.root.join(LOCAL_DIR).join(UNIT_NAME)
     }
 
-    fn paths(&self) -> PathBuf {
-        self.root.join(OWN).join(format!("{NAME}.d")).join("paths.conf")
+    fn drop_in(&self) -> PathBuf {
+        self.root.join(LOCAL_DIR).join(format!("{UNIT_NAME}.d")).join("paths.conf")
     }
 
-    /// The program that the unit starts: this one, unless the files are for another root.
+    /// The binary that the unit starts: this one, unless the files are for another root.
     fn binary(&self) -> anyhow::Result<PathBuf> {
         if self.root != Path::new("/") {
-            return Ok(BINARY.into());
+            return Ok(PACKAGE_BINARY.into());
         }
-        let path = std::env::current_exe().context("where this program is")?;
+        let path = std::env::current_exe().context("cannot determine the path of this binary")?;
         if ["/home", "/root", "/tmp", "/var/tmp", "/run/user"].iter().any(|hidden| path.starts_with(hidden)) {
-            bail!("{} is where a service cannot see it: put beeline into /usr/local/bin first", path.display());
+            bail!("{}: a service cannot access this path; copy beeline to /usr/local/bin first", path.display());
         }
         Ok(path)
     }
 
-    /// One that runs already reads its list of clusters by itself.
+    /// A running agent is not restarted: it reads its list of clusters again by itself.
     pub fn start(&self) -> anyhow::Result<()> {
         systemctl(&["daemon-reload"])?;
-        systemctl(&["enable", "--now", NAME])
+        systemctl(&["enable", "--now", UNIT_NAME])
     }
 
-    /// Stopped for good; what we wrote goes, the package's unit stays. Where it was.
+    /// Stops and disables the agent and removes the files that `join` wrote; the unit of the package stays. Returns the
+    /// removed paths.
     pub fn remove(&self) -> anyhow::Result<Vec<PathBuf>> {
-        // One that is gone was stopped before it went.
         if self.is_running() && self.has_unit() {
-            systemctl(&["disable", "--now", NAME])?;
+            systemctl(&["disable", "--now", UNIT_NAME])?;
         }
-        let mut gone = Vec::new();
-        for path in [self.own(), self.paths()] {
-            gone.extend(remove(&path)?.then_some(path));
+        let mut removed = Vec::new();
+        for path in [self.local_unit(), self.drop_in()] {
+            removed.extend(remove_generated(&path)?.then_some(path));
         }
-        let _ = self.paths().parent().map(std::fs::remove_dir);
-        if self.is_running() && !gone.is_empty() {
+        let _ = self.drop_in().parent().map(std::fs::remove_dir);
+        if self.is_running() && !removed.is_empty() {
             systemctl(&["daemon-reload"])?;
         }
-        Ok(gone)
+        Ok(removed)
     }
 
-    /// Whether there is one at all: systemctl takes it ill to be asked to stop one that is not.
+    /// `systemctl disable` fails for a unit that does not exist, as after an earlier `leave`.
     fn has_unit(&self) -> bool {
-        self.own().exists() || self.packaged().is_some() || systemctl(&["cat", NAME]).is_ok()
+        self.local_unit().exists() || self.package_unit().is_some() || systemctl(&["cat", UNIT_NAME]).is_ok()
     }
 
-    /// Where systemd-resolved runs.
-    pub fn reread_names(&self) -> anyhow::Result<()> {
+    /// Makes systemd-resolved, if it runs, read its drop-in files again.
+    pub fn reload_resolved(&self) -> anyhow::Result<()> {
         if !self.is_running() {
             return Ok(());
         }
@@ -135,32 +135,32 @@ impl Systemd<'_> {
     }
 }
 
-/// Folders that the agent writes to and the unit does not know of.
-fn unusual(options: &Options) -> BTreeSet<PathBuf> {
+/// The directories that the agent writes to with these options and that the unit does not make writable.
+fn other_writable_dirs(options: &Options) -> BTreeSet<PathBuf> {
     let socket = options.socket().parent().map(Path::to_owned);
     let all = [Some(options.state_dir()), options.snapshot_dir(), socket].into_iter().flatten();
-    all.filter(|dir| dir.is_absolute() && !WRITABLE.iter().any(|usual| dir.starts_with(usual))).collect()
+    all.filter(|dir| dir.is_absolute() && !WRITABLE.iter().any(|default| dir.starts_with(default))).collect()
 }
 
-/// As systemd reads a path in a list; `-`: one that is gone is no reason not to start.
-fn quoted(dir: &Path) -> String {
+/// Quotes a path for a list in a unit. The `-` lets the unit start even if the path does not exist.
+fn quote(dir: &Path) -> String {
     let text = dir.display().to_string().replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
     format!("\"-{text}\"")
 }
 
-fn is_ours(path: &Path) -> bool {
-    std::fs::read_to_string(path).is_ok_and(|text| text.starts_with(MARK))
+fn is_generated(path: &Path) -> bool {
+    std::fs::read_to_string(path).is_ok_and(|text| text.starts_with(MARKER))
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    let what = || path.display().to_string();
-    path.parent().map_or(Ok(()), std::fs::create_dir_all).with_context(what)?;
-    beeline_join::write(path, format!("{MARK}{text}").as_bytes(), 0o644).with_context(what)
+    let context = || path.display().to_string();
+    path.parent().map_or(Ok(()), std::fs::create_dir_all).with_context(context)?;
+    beeline_join::write_atomic(path, format!("{MARKER}{text}").as_bytes(), 0o644).with_context(context)
 }
 
-/// Whether there was one of ours; an administrator's stays.
-fn remove(path: &Path) -> anyhow::Result<bool> {
-    if !is_ours(path) {
+/// Removes a file that `join` wrote, and returns whether there was one. A file of an administrator stays.
+fn remove_generated(path: &Path) -> anyhow::Result<bool> {
+    if !is_generated(path) {
         return Ok(false);
     }
     std::fs::remove_file(path).with_context(|| path.display().to_string())?;
@@ -168,7 +168,7 @@ fn remove(path: &Path) -> anyhow::Result<bool> {
 }
 
 fn systemctl(args: &[&str]) -> anyhow::Result<()> {
-    let output = Command::new("systemctl").args(args).output().context("systemctl")?;
+    let output = Command::new("systemctl").args(args).output().context("cannot run systemctl")?;
     if !output.status.success() {
         bail!("systemctl {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
@@ -188,39 +188,39 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_unit_of_ours_does_not_hide_the_packages() {
+    fn a_generated_unit_gives_way_to_that_of_the_package() {
         let root = tempfile::tempdir().unwrap();
         let systemd = Systemd { root: root.path() };
-        let own = systemd.own();
-        assert_eq!(systemd.install(&options("")).unwrap(), std::slice::from_ref(&own));
-        assert!(read(&own).starts_with(MARK) && read(&own).contains("ExecStart=/usr/bin/beeline agent"));
-        let packaged = root.path().join(PACKAGED[0]).join(NAME);
-        std::fs::create_dir_all(packaged.parent().unwrap()).unwrap();
-        std::fs::write(&packaged, UNIT).unwrap();
-        assert_eq!(systemd.install(&options("")).unwrap(), std::slice::from_ref(&packaged));
-        assert!(!own.exists());
-        // As `systemctl edit --full` leaves it.
-        std::fs::write(&own, UNIT).unwrap();
-        assert_eq!(systemd.install(&options("")).unwrap(), std::slice::from_ref(&own));
-        assert_eq!(systemd.remove().unwrap(), Vec::<PathBuf>::new(), "an administrator's stays");
-        assert!(own.exists() && packaged.exists());
+        let local = systemd.local_unit();
+        assert_eq!(systemd.install(&options("")).unwrap(), std::slice::from_ref(&local));
+        assert!(read(&local).starts_with(MARKER) && read(&local).contains("ExecStart=/usr/bin/beeline agent"));
+        let package_unit = root.path().join(PACKAGE_DIRS[0]).join(UNIT_NAME);
+        std::fs::create_dir_all(package_unit.parent().unwrap()).unwrap();
+        std::fs::write(&package_unit, UNIT).unwrap();
+        assert_eq!(systemd.install(&options("")).unwrap(), std::slice::from_ref(&package_unit));
+        assert!(!local.exists());
+        // `systemctl edit --full` writes such a file.
+        std::fs::write(&local, UNIT).unwrap();
+        assert_eq!(systemd.install(&options("")).unwrap(), std::slice::from_ref(&local));
+        assert_eq!(systemd.remove().unwrap(), Vec::<PathBuf>::new(), "the file of an administrator stays");
+        assert!(local.exists() && package_unit.exists());
     }
 
     #[test]
-    fn folders_elsewhere_are_opened_to_the_unit() {
+    fn a_drop_in_makes_other_directories_writable() {
         let root = tempfile::tempdir().unwrap();
         let systemd = Systemd { root: root.path() };
-        let paths = systemd.paths();
-        let elsewhere = options("state-dir: /data/my bees\nsnapshot-dir: /data/facts\nsocket: /run/beeline/s\n");
-        assert_eq!(systemd.install(&elsewhere).unwrap(), [systemd.own(), paths.clone()]);
-        let text = "[Service]\nReadWritePaths=\"-/data/facts\"\nReadWritePaths=\"-/data/my bees\"\n";
-        assert_eq!(read(&paths), format!("{MARK}{text}"));
-        assert!(root.path().join("data/facts").is_dir(), "what is not there cannot be opened");
-        assert_eq!(systemd.install(&options("snapshot-dir: 'off'")).unwrap(), [systemd.own()]);
-        assert!(!paths.exists(), "as usual again");
+        let drop_in = systemd.drop_in();
+        let elsewhere = options("state-dir: /data/my bees\nsnapshot-dir: /data/snapshots\nsocket: /run/beeline/s\n");
+        assert_eq!(systemd.install(&elsewhere).unwrap(), [systemd.local_unit(), drop_in.clone()]);
+        let text = "[Service]\nReadWritePaths=\"-/data/my bees\"\nReadWritePaths=\"-/data/snapshots\"\n";
+        assert_eq!(read(&drop_in), format!("{MARKER}{text}"));
+        assert!(root.path().join("data/snapshots").is_dir(), "the directory must exist to be made writable");
+        assert_eq!(systemd.install(&options("snapshot-dir: 'off'")).unwrap(), [systemd.local_unit()]);
+        assert!(!drop_in.exists(), "the default directories need no drop-in");
         systemd.install(&elsewhere).unwrap();
-        assert_eq!(systemd.remove().unwrap(), [systemd.own(), paths.clone()]);
-        assert!(!paths.parent().unwrap().exists());
-        assert_eq!(systemd.remove().unwrap(), Vec::<PathBuf>::new(), "a second time nothing is left to do");
+        assert_eq!(systemd.remove().unwrap(), [systemd.local_unit(), drop_in.clone()]);
+        assert!(!drop_in.parent().unwrap().exists());
+        assert_eq!(systemd.remove().unwrap(), Vec::<PathBuf>::new(), "a second call removes nothing");
     }
 }

@@ -1,25 +1,26 @@
-//! Names of views. The kernel knows numbers; which name has which is the agent's to know.
+//! The names of views. The kernel's tables hold numbers; only a running agent knows the names.
 
-use beeline_agent::status::Request;
-use serde_json::Value;
+use beeline_api::AgentStatus;
 use std::collections::BTreeMap;
-use std::path::Path;
 
-/// By number; `None`: no agent answers.
-pub fn names(socket: &Path) -> Option<BTreeMap<u32, String>> {
-    beeline_agent::ask(socket, &Request::Status)?.ok().as_ref().map(of)
-}
+#[derive(Clone, Debug, Default)]
+pub struct ViewNames(BTreeMap<u32, String>);
 
-/// As `status` has them.
-pub fn of(status: &Value) -> BTreeMap<u32, String> {
-    let one = |view: &Value| Some((u32::try_from(view["number"].as_u64()?).ok()?, view["name"].as_str()?.to_owned()));
-    status["views"].as_array().into_iter().flatten().filter_map(one).collect()
-}
+impl ViewNames {
+    pub fn new(status: &AgentStatus) -> ViewNames {
+        ViewNames(status.views.iter().map(|view| (view.number, view.name.clone())).collect())
+    }
 
-/// As people see it: `-` is everybody's.
-pub fn shown(names: &BTreeMap<u32, String>, number: u32) -> String {
-    match number {
-        0 => "-".into(),
-        _ => names.get(&number).cloned().unwrap_or_else(|| format!("number {number}")),
+    pub fn number(&self, name: &str) -> Option<u32> {
+        self.0.iter().find(|(_, known)| *known == name).map(|(number, _)| *number)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.values().map(String::as_str)
+    }
+
+    /// `None` for processes without a view. `number N` where the name is not known.
+    pub fn label(&self, number: u32) -> Option<String> {
+        (number != 0).then(|| self.0.get(&number).cloned().unwrap_or_else(|| format!("number {number}")))
     }
 }

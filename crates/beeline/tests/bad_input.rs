@@ -1,16 +1,16 @@
-//! Bad input through a running agent: it never dies, good objects keep serving, and everything that is not served has a
-//! reason in `status` and in the metrics. Bad options and configuration name what is wrong and start nothing.
+//! Invalid input. A running agent keeps serving valid objects, and every invalid one has a reason in `status` and in
+//! the metrics. An agent with invalid options or an invalid configuration file does not start and names the option.
 
-mod stage;
+mod fixture;
 
-use beeline_harness::{Cgroup, StormKind};
-use stage::{BEELINE, Stage, Target, Toll, wait_until};
+use beeline_harness::{Cgroup, LoadKind};
+use fixture::{AgentFixture, BEELINE, LoadSummary, TestService, wait_until};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// A file, and the reason that it must be given.
-fn bad_files(target: &Target) -> Vec<(&'static str, String, &'static str)> {
+/// Invalid files and the reason with which each is refused.
+fn invalid_files(target: &TestService) -> Vec<(&'static str, String, &'static str)> {
     let good = target.manifest(&["10.244.1.99".parse().unwrap()]);
     let with = |from: &str, to: &str| {
         assert!(good.contains(from), "{from:?} is not in the manifest");
@@ -34,111 +34,111 @@ fn bad_files(target: &Target) -> Vec<(&'static str, String, &'static str)> {
 }
 
 #[test]
-fn a_running_agent_survives_everything() {
-    let _alone = stage::alone();
-    let (mut stage, good) = (Stage::new(), Target::new("good", 1));
-    let pods = stage.serve("good", 10, 3);
-    stage.folder.put("good.yaml", good.manifest(&pods));
-    stage.start(&[]);
-    let storms = vec![
-        stage.storm(stage.lab.node(), StormKind::Tcp, std::slice::from_ref(&good)),
-        stage.storm(stage.lab.pod(1), StormKind::UdpUnconnected, std::slice::from_ref(&good)),
+fn a_running_agent_survives_invalid_files() {
+    let _alone = fixture::run_alone();
+    let (mut fixture, good) = (AgentFixture::new(), TestService::new("good", 1));
+    let pods = fixture.start_backends("good", 10, 3);
+    fixture.write_file("good.yaml", good.manifest(&pods));
+    fixture.start(&[]);
+    let loads = vec![
+        fixture.start_load(fixture.network.node(), LoadKind::Tcp, std::slice::from_ref(&good)),
+        fixture.start_load(fixture.network.pod(1), LoadKind::UdpUnconnected, std::slice::from_ref(&good)),
     ];
-    each_bad_file_has_its_reason(&stage);
-    duplicates_do_no_harm(&stage, &good);
-    a_huge_file_does_no_harm(&stage);
-    a_folder_may_vanish(&stage);
-    let mutations = mutations_do_no_harm(&stage);
-    assert_eq!(stage.ask(stage.lab.node(), &good), "good");
-    stage.stop();
-    Toll::of(storms).must_be_clean(&format!("bad files, and {mutations} mutations"), 5_000);
+    each_invalid_file_is_refused_with_its_reason(&fixture);
+    duplicates_do_no_harm(&fixture, &good);
+    a_huge_file_does_no_harm(&fixture);
+    a_missing_directory_does_no_harm(&fixture);
+    let mutations = mutations_do_no_harm(&fixture);
+    assert_eq!(fixture.udp_answer(fixture.network.node(), &good), "good");
+    fixture.stop();
+    LoadSummary::collect(loads).assert_clean(&format!("invalid files and {mutations} mutations"), 5_000);
 }
 
-fn has(stage: &Stage, reason: &str) -> bool {
-    stage.refusals().iter().any(|(r, _)| r == reason)
+fn is_refused(fixture: &AgentFixture, reason: &str) -> bool {
+    fixture.refusals().iter().any(|(r, _)| r == reason)
 }
 
-/// What `status` shows is what the metrics count.
-fn counted(stage: &Stage, reason: &str) -> bool {
-    let shown = stage.refusals().iter().filter(|(r, _)| r == reason).count();
-    stage.metric(&format!("beeline_refused_objects{{reason=\"{reason}\"}}")) == shown as u64
+/// Whether the metrics count as many refusals as `status` shows.
+fn metrics_agree(fixture: &AgentFixture, reason: &str) -> bool {
+    let shown = fixture.refusals().iter().filter(|(r, _)| r == reason).count();
+    fixture.metric(&format!("beeline_refused_objects{{reason=\"{reason}\"}}")) == shown as u64
 }
 
-fn each_bad_file_has_its_reason(stage: &Stage) {
-    for (file, text, reason) in bad_files(&Target::new("bad", 2)) {
-        assert!(!has(stage, reason), "{reason} before {file}");
-        stage.folder.put(file, text);
-        wait_until(&format!("{file} is refused with {reason}"), || has(stage, reason));
-        assert!(counted(stage, reason), "{file}: {}", stage.metrics());
-        stage.folder.remove(file);
-        wait_until(&format!("{file} is forgotten"), || stage.refusals().is_empty());
+fn each_invalid_file_is_refused_with_its_reason(fixture: &AgentFixture) {
+    for (file, text, reason) in invalid_files(&TestService::new("bad", 2)) {
+        assert!(!is_refused(fixture, reason), "{reason} before {file}");
+        fixture.write_file(file, text);
+        wait_until(&format!("{file} is refused with {reason}"), || is_refused(fixture, reason));
+        assert!(metrics_agree(fixture, reason), "{file}: {}", fixture.metrics());
+        fixture.remove_file(file);
+        wait_until(&format!("the refusal of {file} ends"), || fixture.refusals().is_empty());
     }
 }
 
-/// The same object in two files, the same address in two services: the first keeps it.
-fn duplicates_do_no_harm(stage: &Stage, good: &Target) {
-    stage.folder.put("more.yaml", good.manifest(&["10.244.1.98".parse().unwrap()]));
-    wait_until("an object that is there twice", || has(stage, "duplicate"));
-    stage.folder.remove("more.yaml");
-    let thief = Target { name: "thief".into(), address: good.address };
-    stage.folder.put("thief.yaml", thief.manifest(&["10.244.1.98".parse().unwrap()]));
-    wait_until("an address that two services claim", || has(stage, "addressConflict"));
-    assert!(counted(stage, "addressConflict"));
-    stage.folder.remove("thief.yaml");
-    wait_until("all is well again", || stage.refusals().is_empty());
+/// If two files hold the same object, or two services claim the same address, the first one stays in effect.
+fn duplicates_do_no_harm(fixture: &AgentFixture, good: &TestService) {
+    fixture.write_file("more.yaml", good.manifest(&["10.244.1.98".parse().unwrap()]));
+    wait_until("the duplicate object is refused", || is_refused(fixture, "duplicate"));
+    fixture.remove_file("more.yaml");
+    let second = TestService { name: "second".into(), address: good.address };
+    fixture.write_file("second.yaml", second.manifest(&["10.244.1.98".parse().unwrap()]));
+    wait_until("the second claim of the address is refused", || is_refused(fixture, "addressConflict"));
+    assert!(metrics_agree(fixture, "addressConflict"));
+    fixture.remove_file("second.yaml");
+    wait_until("no object is refused", || fixture.refusals().is_empty());
 }
 
-fn a_huge_file_does_no_harm(stage: &Stage) {
+fn a_huge_file_does_no_harm(fixture: &AgentFixture) {
     let line = format!("{}\n", "x".repeat(99));
-    stage.folder.put("huge.yaml", line.repeat(100_000));
-    wait_until("ten megabytes of nothing are refused", || !stage.refusals().is_empty());
+    fixture.write_file("huge.yaml", line.repeat(100_000));
+    wait_until("a file of ten megabytes is refused", || !fixture.refusals().is_empty());
     let objects = (0..15_000).map(|n| {
         format!(
             "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c{n}}}\ndata: {}\n",
             "{k: '".to_owned() + &"y".repeat(600) + "'}"
         )
     });
-    stage.folder.put("huge.yaml", objects.collect::<String>());
+    fixture.write_file("huge.yaml", objects.collect::<String>());
     std::thread::sleep(Duration::from_millis(500));
-    stage.folder.remove("huge.yaml");
-    wait_until("it is forgotten", || stage.refusals().is_empty());
+    fixture.remove_file("huge.yaml");
+    wait_until("no object is refused", || fixture.refusals().is_empty());
 }
 
-fn a_folder_may_vanish(stage: &Stage) {
-    let aside = stage.folder.0.with_file_name("vanished");
+fn a_missing_directory_does_no_harm(fixture: &AgentFixture) {
+    let aside = fixture.manifests().path().with_file_name("moved");
     for replace in [false, true] {
-        std::fs::rename(&stage.folder.0, &aside).unwrap();
+        std::fs::rename(fixture.manifests().path(), &aside).unwrap();
         if replace {
-            std::fs::write(&stage.folder.0, "a file where a folder was").unwrap();
+            std::fs::write(fixture.manifests().path(), "a file instead of a directory").unwrap();
         }
-        wait_until("it is missed", || stage.status()["source"]["error"].is_string());
-        assert_eq!(stage.metric("beeline_source_error{cluster=\"local\"}"), 1);
+        wait_until("the missing directory is reported", || fixture.status()["source"]["error"].is_string());
+        assert_eq!(fixture.metric("beeline_source_error{cluster=\"local\"}"), 1);
         std::thread::sleep(Duration::from_millis(300));
         if replace {
-            std::fs::remove_file(&stage.folder.0).unwrap();
+            std::fs::remove_file(fixture.manifests().path()).unwrap();
         }
-        std::fs::rename(&aside, &stage.folder.0).unwrap();
-        wait_until("it is back", || stage.status()["source"]["error"].is_null());
+        std::fs::rename(&aside, fixture.manifests().path()).unwrap();
+        wait_until("the directory is read again", || fixture.status()["source"]["error"].is_null());
     }
 }
 
-fn mutations_do_no_harm(stage: &Stage) -> u32 {
-    let count = if stage::is_long() { 1000 } else { 200 };
-    let good = Target::new("zebra", 9).manifest(&["10.244.1.97".parse().unwrap(), "10.244.1.96".parse().unwrap()]);
+fn mutations_do_no_harm(fixture: &AgentFixture) -> u32 {
+    let count = if fixture::is_long() { 1000 } else { 200 };
+    let good = TestService::new("zebra", 9).manifest(&["10.244.1.97".parse().unwrap(), "10.244.1.96".parse().unwrap()]);
     let mut rng = fastrand::Rng::with_seed(5);
     for number in 0..count {
-        stage.folder.put("mutation.yaml", mutate(good.clone().into_bytes(), &mut rng));
+        fixture.write_file("mutation.yaml", mutate(good.clone().into_bytes(), &mut rng));
         std::thread::sleep(Duration::from_millis(15));
         if number % 50 == 49 {
-            assert_eq!(stage.status()["source"]["synced"], true, "after {number} mutations");
+            assert_eq!(fixture.status()["source"]["synced"], true, "after {number} mutations");
         }
     }
-    stage.folder.put("mutation.yaml", good);
-    wait_until("the last one is good", || stage.refusals().is_empty());
+    fixture.write_file("mutation.yaml", good);
+    wait_until("the valid file is accepted", || fixture.refusals().is_empty());
     count
 }
 
-/// A few of: a byte changed, a stretch cut out, doubled or moved, a line gone.
+/// Applies a few random changes: replaces a byte, or removes, repeats or moves a part.
 fn mutate(mut text: Vec<u8>, rng: &mut fastrand::Rng) -> Vec<u8> {
     for _ in 0..rng.usize(1..6) {
         let (at, length) = (rng.usize(..text.len().max(2) - 1), rng.usize(1..40));
@@ -165,19 +165,21 @@ fn mutate(mut text: Vec<u8>, rng: &mut fastrand::Rng) -> Vec<u8> {
 
 // ---- options ----
 
-/// Runs an agent that must not start; gives what it said.
-fn refused_start(cgroup: &Cgroup, args: &[&str]) -> String {
+/// Runs an agent that must not start, and returns its error message. Invalid usage has exit code 2.
+fn start_error(cgroup: &Cgroup, args: &[&str]) -> String {
     let pins = format!("/sys/fs/bpf/beeline-options-{}", std::process::id());
     let output = Command::new(BEELINE).arg("agent").args(args).args(["--pin-dir", &pins]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{args:?} was taken: {said}");
-    assert!(!Path::new(&pins).exists(), "{args:?} left {pins}");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    // A kubeconfig is read by the agent itself, so an error in it is a failure and no wrong usage.
+    let is_in_kubeconfig = error.starts_with("beeline: --kubeconfig: kubeconfig /");
+    assert_eq!(output.status.code(), Some(if is_in_kubeconfig { 1 } else { 2 }), "{args:?}: {error}");
+    assert!(!Path::new(&pins).exists(), "{args:?} left {pins} behind");
     assert!(cgroup.path().exists());
-    said
+    error
 }
 
 #[test]
-fn wrong_options_are_named() {
+fn an_invalid_option_is_named() {
     let cgroup = Cgroup::new().unwrap();
     let place = cgroup.path().display().to_string();
     let all =
@@ -192,15 +194,15 @@ fn wrong_options_are_named() {
         &["--max-affinity", "0"],
         &["--events", "loud"],
         &["--events", "sample:0"],
-        &["--orphan", "sometimes"],
-        &["--orphan", "passthrough:0s"],
-        &["--local-policy", "lax"],
-        &["--empty-local", "explode"],
-        &["--node-port-addresses", "here"],
+        &["--agent-down-action", "sometimes"],
+        &["--agent-down-action", "passthrough:0s"],
+        &["--local-traffic-policy", "lax"],
+        &["--no-local-endpoint-action", "explode"],
+        &["--nodeport-addresses", "here"],
         &["--external-ips", "some"],
         &["--node-addresses", "300.1.1.1"],
-        &["--metrics-address", "nowhere"],
-        &["--health-address", "10256"],
+        &["--metrics-bind-address", "nowhere"],
+        &["--healthz-bind-address", "10256"],
         &["--sync-period", "5"],
         &["--sync-period", "9999999999999999999h"],
         &["--sync-period", "99999999999999999999h"],
@@ -208,11 +210,11 @@ fn wrong_options_are_named() {
         &["--kubeconfig", "/nonexistent"],
         &["--api-server", "https://192.0.2.1:6443"],
         &["--context", "some"],
-        &["--nodes", "watch"],
+        &["--node-source", "watch"],
         &["--clear-startup-taint"],
     ] {
-        let said = refused_start(&cgroup, &[&all[..], args].concat());
-        assert!(said.contains(args[0]), "{args:?}: {said}");
+        let error = start_error(&cgroup, &[&all[..], args].concat());
+        assert!(error.contains(args[0]), "{args:?}: {error}");
     }
     let without = |option: &str| {
         let at = all.iter().position(|a| *a == option).unwrap();
@@ -223,37 +225,94 @@ fn wrong_options_are_named() {
         &["--kubeconfig", "/dev/null"],
         &["--api-server", "192.0.2.1:6443"],
         &["--api-server", "https://192.0.2.1:6443", "--context", "some"],
-        &["--nodes", "some", "--api-server", "https://192.0.2.1:6443"],
+        &["--node-source", "some", "--api-server", "https://192.0.2.1:6443"],
     ] {
-        let said = refused_start(&cgroup, &[&without("--manifests")[..], args].concat());
-        assert!(said.contains(args[0]) || said.contains("--context"), "{args:?}: {said}");
+        let error = start_error(&cgroup, &[&without("--manifests")[..], args].concat());
+        assert!(error.contains(args[0]) || error.contains("--context"), "{args:?}: {error}");
     }
     for option in ["--manifests", "--node-name"] {
-        let said = refused_start(&cgroup, &without(option));
-        assert!(said.contains(option), "{option}: {said}");
+        let error = start_error(&cgroup, &without(option));
+        assert!(error.contains(option), "{option}: {error}");
     }
-    let said = refused_start(&cgroup, &[&without("--cgroup")[..], &["--cgroup", "/tmp"]].concat());
-    assert!(said.contains("--cgroup"), "{said}");
+    let error = start_error(&cgroup, &[&without("--cgroup")[..], &["--cgroup", "/tmp"]].concat());
+    assert!(error.contains("--cgroup"), "{error}");
 }
 
 #[test]
-fn a_wrong_configuration_file_is_named() {
+fn an_error_in_the_configuration_file_names_the_key() {
     let (cgroup, dir) = (Cgroup::new().unwrap(), tempfile::tempdir().unwrap());
     let path = dir.path().join("beeline.yaml");
     let shown = path.display().to_string();
     let place = cgroup.path().display().to_string();
     let args = ["--config", &shown, "--cgroup", &place, "--manifests", "/nonexistent", "--node-name", "n"];
-    assert!(refused_start(&cgroup, &args).contains("--config"), "a file that is not there");
+    assert!(start_error(&cgroup, &args).contains("--config"), "a missing file");
     for (text, named) in [
-        ("max-servicez: 5\n", "max-servicez"),
-        ("max-services: many\n", "--config"),
+        ("max-servicez: 5\n", "unknown key `max-servicez`; did you mean `max-services`?"),
+        ("max-services: many\n", "line 1: max-services: "),
         ("max-services: 3\n", "--max-services"),
         ("- a list\n", "--config"),
         ("max-services: [\n", "--config"),
-        ("events: loud\n", "--events"),
+        ("events: loud\n", "line 1: events: "),
     ] {
         std::fs::write(&path, text).unwrap();
-        let said = refused_start(&cgroup, &args);
-        assert!(said.contains(named), "{text:?}: {said}");
+        let error = start_error(&cgroup, &args);
+        assert!(error.contains(named), "{text:?}: {error}");
     }
+}
+
+#[test]
+fn an_error_is_printed_in_one_line() {
+    let (cgroup, dir) = (Cgroup::new().unwrap(), tempfile::tempdir().unwrap());
+    let path = dir.path().join("beeline.yaml");
+    std::fs::write(&path, "node-name: n\nsync-perod: 30s\n").unwrap();
+    let error = start_error(&cgroup, &["--config", path.to_str().unwrap()]);
+    let expected = format!(
+        "beeline: --config {}: line 2: unknown key `sync-perod`; did you mean `sync-period`?\n",
+        path.display()
+    );
+    assert_eq!(error, expected);
+    let missing = start_error(&cgroup, &["--config", "/nonexistent"]);
+    assert_eq!(missing, "beeline: --config /nonexistent: No such file or directory (os error 2)\n");
+}
+
+#[test]
+fn a_pin_dir_outside_a_bpffs_is_refused_and_not_created() {
+    let (cgroup, dir) = (Cgroup::new().unwrap(), tempfile::tempdir().unwrap());
+    let (pins, place) = (dir.path().join("pins/agent"), cgroup.path().display().to_string());
+    let args = ["agent", "--manifests", "/nonexistent", "--node-name", "n", "--cgroup", &place, "--pin-dir"];
+    let output = Command::new(BEELINE).args(args).arg(&pins).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("--pin-dir") && error.contains("not in a bpffs"), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "no directory is left behind");
+}
+
+#[test]
+fn the_log_is_text_or_json_with_times_in_rfc_3339() {
+    let _alone = fixture::run_alone();
+    for format in ["text", "json"] {
+        let mut fixture = AgentFixture::new();
+        fixture.start(&["--log-format", format]);
+        let log = fixture.stop();
+        let line = log.lines().find(|line| line.contains("INFO")).unwrap_or_else(|| panic!("no log line: {log}"));
+        let time = match format {
+            "json" => {
+                serde_json::from_str::<serde_json::Value>(line).unwrap()["timestamp"].as_str().unwrap().to_owned()
+            }
+            _ => line.split_whitespace().next().unwrap().to_owned(),
+        };
+        assert!(time.parse::<jiff::Timestamp>().is_ok(), "{format}: {line}");
+    }
+}
+
+#[test]
+fn doctor_finds_the_hooks_of_an_agent_in_another_cgroup() {
+    let _alone = fixture::run_alone();
+    let mut fixture = AgentFixture::new();
+    fixture.start(&[]);
+    let output = fixture.beeline(&["doctor", "-o", "json"]);
+    let checks: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
+    let hooks = checks.as_array().unwrap().iter().find(|check| check["what"] == "hooks").unwrap();
+    assert_eq!(hooks["level"], "ok", "{hooks}");
+    fixture.stop();
 }

@@ -1,9 +1,9 @@
-//! Codes that do not arrive as they were made, and files that `join` and `leave` must not spoil. No cluster is needed: all of
-//! it is found out before anybody is asked. tests/api_server/join.rs has the rest.
+//! `beeline join` and `beeline leave` without a cluster: invalid join codes, and files that must not be changed.
+//! tests/api_server/join.rs has the tests with an API server.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use beeline_join::{Code, Credential, Token};
+use beeline_join::{Credential, JoinCode, Token};
 use rustix::fs::{FlockOperation, flock};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -24,8 +24,8 @@ fn token_in(namespace: &str, seconds: i64) -> Token {
     Token::parse(&format!("e30.{}.c2lnbmF0dXJl", URL_SAFE_NO_PAD.encode(claims.to_string()))).unwrap()
 }
 
-fn code(seconds: i64) -> Code {
-    Code {
+fn code(seconds: i64) -> JoinCode {
+    JoinCode {
         cluster: "shop".into(),
         uid: "4b7c".into(),
         servers: vec!["https://127.0.0.1:1".into(), "https://127.0.0.1:2".into()],
@@ -38,15 +38,15 @@ fn code(seconds: i64) -> Code {
 
 fn join(code: &str, root: &Path, more: &[&str]) -> (bool, String) {
     let output = Command::new(BEELINE).args(["join", code, "--root"]).arg(root).args(more).output().unwrap();
-    (output.status.success(), said(&output))
+    (output.status.success(), stderr(&output))
 }
 
-fn said(output: &Output) -> String {
+fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]
-fn a_code_that_did_not_arrive_whole_is_told_from_one_that_was_altered() {
+fn a_truncated_code_is_distinguished_from_an_altered_one() {
     let dir = tempfile::tempdir().unwrap();
     let whole = code(600).encode();
     let mut altered = whole.clone();
@@ -59,30 +59,30 @@ fn a_code_that_did_not_arrive_whole_is_told_from_one_that_was_altered() {
         (other.as_str(), "the code is of version 7"),
         ("", "the code is empty"),
         ("AQ%AA", "the character '%'"),
-        (&format!("{whole}{whole}"), "characters more than it should"),
+        (&format!("{whole}{whole}"), "characters too many"),
     ] {
-        let (well, said) = join(given, dir.path(), &[]);
-        assert!(!well && said.contains(words), "{words}: {said}");
+        let (succeeded, error) = join(given, dir.path(), &[]);
+        assert!(!succeeded && error.contains(words), "{words}: {error}");
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is written");
 }
 
 #[test]
-fn an_old_code_and_servers_that_are_not_there() {
+fn an_expired_code_and_unreachable_servers_are_named() {
     let dir = tempfile::tempdir().unwrap();
-    let (well, said) = join(&code(-1).encode(), dir.path(), &[]);
-    assert!(!well && said.contains("expired at") && said.contains("beeline grant vm-1"), "{said}");
-    let (well, said) = join(&Code { token: token_in("edge", -1), ..code(600) }.encode(), dir.path(), &[]);
-    assert!(!well && said.contains("`beeline grant vm-1 --namespace edge`"), "{said}");
-    let (well, said) = join(&code(600).encode(), dir.path(), &[]);
-    assert!(!well && said.contains("https://127.0.0.1:1") && said.contains("https://127.0.0.1:2"), "{said}");
-    let (well, said) = join(&code(600).encode(), dir.path(), &["--name", "My Shop"]);
-    assert!(!well && said.contains("--name My Shop"), "{said}");
+    let (succeeded, error) = join(&code(-1).encode(), dir.path(), &[]);
+    assert!(!succeeded && error.contains("expired at") && error.contains("beeline grant vm-1"), "{error}");
+    let (succeeded, error) = join(&JoinCode { token: token_in("edge", -1), ..code(600) }.encode(), dir.path(), &[]);
+    assert!(!succeeded && error.contains("`beeline grant vm-1 --namespace edge`"), "{error}");
+    let (succeeded, error) = join(&code(600).encode(), dir.path(), &[]);
+    assert!(!succeeded && error.contains("https://127.0.0.1:1") && error.contains("https://127.0.0.1:2"), "{error}");
+    let (succeeded, error) = join(&code(600).encode(), dir.path(), &["--name", "My Shop"]);
+    assert!(!succeeded && error.contains("--name My Shop"), "{error}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is written");
 }
 
 #[test]
-fn a_code_may_come_by_standard_input() {
+fn a_code_is_read_from_standard_input() {
     let dir = tempfile::tempdir().unwrap();
     let mut child = Command::new(BEELINE)
         .args(["join", "-", "--root"])
@@ -94,54 +94,58 @@ fn a_code_may_come_by_standard_input() {
     let wrapped = format!("beeline join {}\n", code(-1).encode());
     child.stdin.take().unwrap().write_all(wrapped.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(said(&output).contains("expired at"), "{}", said(&output));
+    assert!(stderr(&output).contains("expired at"), "{}", stderr(&output));
 }
 
 #[test]
-fn a_configuration_with_another_source_is_not_touched() {
+fn a_configuration_with_another_source_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("etc/beeline")).unwrap();
     let file = dir.path().join("etc/beeline/config.yaml");
     std::fs::write(&file, "kubeconfig: /etc/kubernetes/admin.conf\n").unwrap();
-    let (well, said) = join(&code(600).encode(), dir.path(), &[]);
-    assert!(!well && said.contains("another source of objects"), "{said}");
+    let (succeeded, error) = join(&code(600).encode(), dir.path(), &[]);
+    assert!(!succeeded && error.contains("another source of objects"), "{error}");
     assert_eq!(std::fs::read_to_string(file).unwrap(), "kubeconfig: /etc/kubernetes/admin.conf\n");
 }
 
 #[test]
-fn a_cluster_that_an_administrator_wrote_is_not_replaced_nor_its_files_removed() {
+fn a_cluster_that_an_administrator_configured_keeps_its_files() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("etc/beeline")).unwrap();
     let (file, own) = (dir.path().join("etc/beeline/config.yaml"), dir.path().join("admin.conf"));
-    std::fs::write(&own, "theirs").unwrap();
-    let text = format!("stand: outside\nclusters:\n  - name: shop\n    kubeconfig: {}\n", own.display());
+    std::fs::write(&own, "kept").unwrap();
+    let text = format!("host-role: outside\nclusters:\n  - name: shop\n    kubeconfig: {}\n", own.display());
     std::fs::write(&file, &text).unwrap();
-    let (well, why) = join(&code(600).encode(), dir.path(), &[]);
-    assert!(!well && why.contains("shop is another cluster here"), "{why}");
+    let (succeeded, error) = join(&code(600).encode(), dir.path(), &[]);
+    assert!(!succeeded && error.contains("another cluster has the name shop"), "{error}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
     let folder = dir.path().join("var/lib/beeline/clusters/shop");
     std::fs::create_dir_all(&folder).unwrap();
-    ["uid", "theirs"].iter().for_each(|name| std::fs::write(folder.join(name), "x").unwrap());
+    ["uid", "other"].iter().for_each(|name| std::fs::write(folder.join(name), "x").unwrap());
     let output = Command::new(BEELINE).args(["leave", "--root"]).arg(dir.path()).output().unwrap();
-    assert!(!output.status.success() && said(&output).contains("by hand: `beeline leave shop`"), "{}", said(&output));
+    assert!(
+        !output.status.success() && stderr(&output).contains("by hand: `beeline leave shop`"),
+        "{}",
+        stderr(&output)
+    );
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
     let output = Command::new(BEELINE).args(["leave", "shop", "--root"]).arg(dir.path()).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(std::fs::read_to_string(&own).unwrap(), "theirs");
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), "stand: outside\n");
-    assert!(!folder.join("uid").exists() && folder.join("theirs").exists(), "what the agent did not write stays");
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(std::fs::read_to_string(&own).unwrap(), "kept");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "host-role: outside\n");
+    assert!(!folder.join("uid").exists() && folder.join("other").exists(), "only the file of the agent is removed");
 }
 
-/// A host that has joined blue and green.
-struct Host {
+/// The files of a host that has joined the clusters blue and green.
+struct TestHostFiles {
     dir: tempfile::TempDir,
 }
 
-impl Host {
-    fn new(more: &str) -> Host {
-        let host = Host { dir: tempfile::tempdir().unwrap() };
+impl TestHostFiles {
+    fn new(more: &str) -> TestHostFiles {
+        let host = TestHostFiles { dir: tempfile::tempdir().unwrap() };
         std::fs::create_dir_all(host.path("etc/beeline")).unwrap();
-        let mut text = format!("stand: outside\n{more}clusters:\n");
+        let mut text = format!("host-role: outside\n{more}clusters:\n");
         for name in ["blue", "green"] {
             let kubeconfig = format!("var/lib/beeline/clusters/{name}/kubeconfig");
             text += &format!("  - name: {name}\n    kubeconfig: /{kubeconfig}\n    view: {name}\n");
@@ -168,76 +172,79 @@ impl Host {
         self.path(&format!("var/lib/beeline/clusters/{name}"))
     }
 
-    fn leaving(&self, name: &str) -> Command {
+    fn leave_command(&self, name: &str) -> Command {
         let mut command = Command::new(BEELINE);
         command.args(["leave", name, "--root"]).arg(self.dir.path());
         command
     }
 
     fn leave(&self, name: &str) -> Output {
-        self.leaving(name).output().unwrap()
+        self.leave_command(name).output().unwrap()
     }
 }
 
 #[test]
-fn the_token_goes_first_and_what_was_stopped_goes_on() {
-    let host = Host::new("");
-    // The new configuration cannot be written beside the old one.
+fn leave_removes_the_token_first_and_can_be_continued() {
+    let host = TestHostFiles::new("");
+    // The temporary file of the new configuration cannot be written.
     let obstacle = host.path("etc/beeline/.config.yaml.new");
     std::fs::create_dir(&obstacle).unwrap();
     let output = host.leave("green");
-    assert!(!output.status.success() && said(&output).contains("config.yaml"), "{}", said(&output));
-    assert!(host.text().contains("green") && !host.folder("green").join("token").exists(), "nobody finds a token");
+    assert!(!output.status.success() && stderr(&output).contains("config.yaml"), "{}", stderr(&output));
+    assert!(host.text().contains("green") && !host.folder("green").join("token").exists(), "the token is removed");
     std::fs::remove_dir(&obstacle).unwrap();
     assert!(host.leave("green").status.success());
     assert!(!host.text().contains("green") && !host.folder("green").exists());
-    // As one that was killed leaves it after the configuration was written.
+    // An earlier `leave` was killed after it had written the configuration.
     Credential::write(&host.folder("green").join("kubeconfig"), "green", &code(600), &token(600)).unwrap();
     let output = host.leave("green");
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     assert!(!host.folder("green").exists() && host.folder("blue").exists());
-    assert_eq!(host.leave("green").status.code(), Some(3), "now there is nothing of it");
+    assert_eq!(host.leave("green").status.code(), Some(3), "nothing of the cluster is left");
     for strange in ["../blue", ".", "/etc"] {
         assert_eq!(host.leave(strange).status.code(), Some(3), "{strange}");
     }
 }
 
 #[test]
-fn leave_says_what_revokes_this_very_host() {
-    let host = Host::new("");
+fn leave_prints_the_command_that_revokes_this_host() {
+    let host = TestHostFiles::new("");
     let text = String::from_utf8(host.leave("green").stdout).unwrap();
     assert!(text.contains("`beeline revoke vm-1 --namespace edge`"), "{text}");
 }
 
 #[test]
-fn a_cluster_that_another_line_needs_is_not_left() {
-    let host = Host::new("dns-address: 127.0.0.55:53\ndns-view: [\"green=127.0.0.56:53\"]\n");
+fn a_cluster_that_another_option_refers_to_is_not_left() {
+    let host = TestHostFiles::new("dns-address: 127.0.0.55:53\ndns-view: [\"green=127.0.0.56:53\"]\n");
     let before = host.text();
     let output = host.leave("green");
-    let why = said(&output);
-    assert!(!output.status.success() && why.contains("--dns-view green") && why.contains("take the line"), "{why}");
-    assert!(host.text() == before && host.folder("green").join("token").exists(), "nothing was done");
+    let error = stderr(&output);
+    assert!(
+        !output.status.success() && error.contains("--dns-view green") && error.contains("first remove the line"),
+        "{error}"
+    );
+    assert!(host.text() == before && host.folder("green").join("token").exists(), "nothing is changed");
     assert!(host.leave("blue").status.success());
-    assert!(host.leave("green").status.success(), "with the last one no agent starts any more");
+    assert!(host.leave("green").status.success(), "the last cluster can always be left");
 }
 
 #[test]
-fn whoever_changes_the_configuration_waits_for_his_turn() {
-    let host = Host::new("");
+fn leave_waits_for_the_lock_of_the_configuration() {
+    let host = TestHostFiles::new("");
     let other = std::fs::File::open(host.path("etc/beeline")).unwrap();
     flock(&other, FlockOperation::LockExclusive).unwrap();
-    let mut leaving = host.leaving("green").stdout(Stdio::null()).spawn().unwrap();
+    let mut child = host.leave_command("green").stdout(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(500));
-    assert!(leaving.try_wait().unwrap().is_none(), "it waits");
+    assert!(child.try_wait().unwrap().is_none(), "leave waits for the lock");
     std::fs::write(host.file(), format!("events: all\n{}", host.text())).unwrap();
     drop(other);
-    assert!(leaving.wait().unwrap().success());
+    assert!(child.wait().unwrap().success());
     assert!(host.text().starts_with("events: all\n") && !host.text().contains("green"), "{}", host.text());
 }
 
 #[test]
-fn a_link_stays_a_link_and_rights_stay_as_they_are() {
-    let host = Host::new("");
+fn a_symbolic_link_and_the_file_mode_are_kept() {
+    let host = TestHostFiles::new("");
     let real = host.path("etc/beeline/site.yaml");
     std::fs::rename(host.file(), &real).unwrap();
     std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -248,37 +255,37 @@ fn a_link_stays_a_link_and_rights_stay_as_they_are() {
 }
 
 #[test]
-fn cleanup_looks_where_the_configuration_says() {
+fn cleanup_uses_the_pin_dir_of_the_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let (file, pins) = (dir.path().join("config.yaml"), dir.path().join("pins"));
-    std::fs::write(&file, format!("stand: outside\npin-dir: {}\n", pins.display())).unwrap();
+    std::fs::write(&file, format!("host-role: outside\npin-dir: {}\n", pins.display())).unwrap();
     let cleanup = |more: &[&str]| {
         let output = Command::new(BEELINE).args(["cleanup", "--config"]).arg(&file).args(more).output().unwrap();
-        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned() + &said(&output))
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output))
     };
-    let (well, text) = cleanup(&[]);
-    assert!(well && text.contains(&format!("nothing was pinned at {}", pins.display())), "{text}");
-    assert!(!cleanup(&["--pin-dir", "/x"]).0, "one or the other");
+    let (succeeded, text) = cleanup(&[]);
+    assert!(succeeded && text.contains(&format!("nothing was pinned at {}", pins.display())), "{text}");
+    assert!(!cleanup(&["--pin-dir", "/x"]).0, "--config and --pin-dir exclude each other");
     std::fs::write(&file, "fish: 1\n").unwrap();
-    let (well, text) = cleanup(&[]);
-    assert!(!well && text.contains("config.yaml"), "{text}");
+    let (succeeded, text) = cleanup(&[]);
+    assert!(!succeeded && text.contains("config.yaml"), "{text}");
 }
 
 #[test]
-fn a_name_that_nodes_use_is_not_taken() {
+fn the_reserved_cluster_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let (well, said) = join(&code(600).encode(), dir.path(), &["--name", "local"]);
-    assert!(!well && said.contains("local is what a Node's own cluster is called"), "{said}");
+    let (succeeded, error) = join(&code(600).encode(), dir.path(), &["--name", "local"]);
+    assert!(!succeeded && error.contains("the name local is reserved"), "{error}");
 }
 
 #[test]
-fn grant_says_what_is_wrong_before_it_asks_anybody() {
+fn grant_checks_its_arguments_before_it_connects() {
     let grant = |args: &[&str]| {
         let output = Command::new(BEELINE).arg("grant").args(args).env("KUBECONFIG", "/nowhere").output().unwrap();
         assert!(!output.status.success());
-        said(&output)
+        stderr(&output)
     };
-    assert!(grant(&["My_VM"]).contains("such as my-vm"));
-    assert!(grant(&["vm-1", "--lifetime", "fish"]).contains("--lifetime fish"));
+    assert!(grant(&["My_VM"]).contains("for example my-vm"));
+    assert!(grant(&["vm-1", "--token-lifetime", "fish"]).contains("--token-lifetime"));
     assert!(grant(&["vm-1", "--kubeconfig", "/nowhere"]).contains("/nowhere"));
 }

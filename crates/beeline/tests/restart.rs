@@ -1,347 +1,349 @@
-//! Zero gap: the agent is stopped, started, killed, resized, replaced by one whose tables have another layout, and put
-//! back, while clients dial without pause. Not one dial may fail, and what sockets and clients had stays theirs.
+//! The agent is stopped, started, killed, resized, and replaced by one whose tables have another layout, while clients dial
+//! without pause. No dial may fail, and sockets and clients keep their backends.
 
-mod stage;
+mod fixture;
 
-use beeline_datapath::count::Count;
-use beeline_datapath::reap::Surveyor;
-use beeline_datapath::record::AffinityTable;
+use beeline_datapath::affinity::AffinityTable;
+use beeline_datapath::counter::CounterMaps;
+use beeline_datapath::reap::SocketRecordReader;
 use beeline_datapath::wire;
-use beeline_harness::{Client, Dial, Errno, Family, Kind, Socket, StormKind, Watch};
+use beeline_harness::{Client, DialKind, DialRequest, Errno, LoadKind, ProbeConfig, Socket, SocketFamily, test_seed};
 use beeline_model::Protocol;
-use stage::{PORT, Stage, Storming, Target, Toll, wait_until};
+use fixture::{AgentFixture, LoadSummary, PORT, RunningLoad, TestService, wait_until};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Three kinds of clients at one service with three backends.
-struct Show {
-    stage: Stage,
-    web: Target,
-    storms: Vec<Storming>,
+/// Three kinds of clients that dial one service with three backends.
+struct RestartTest {
+    fixture: AgentFixture,
+    web: TestService,
+    loads: Vec<RunningLoad>,
 }
 
-impl Show {
-    fn begin(args: &[&str]) -> Show {
-        let (mut stage, web) = (Stage::new(), Target::new("web", 1));
-        let pods = stage.serve("web", 10, 3);
-        stage.folder.put("web.yaml", web.manifest(&pods));
-        stage.start(args);
-        let (node, pod, targets) = (stage.lab.node(), stage.lab.pod(1), std::slice::from_ref(&web));
-        let storms = vec![
-            stage.storm(node, StormKind::Tcp, targets),
-            stage.storm(pod, StormKind::UdpUnconnected, targets),
-            stage.storm(node, StormKind::UdpConnected, targets),
+impl RestartTest {
+    fn start(args: &[&str]) -> RestartTest {
+        let (mut fixture, web) = (AgentFixture::new(), TestService::new("web", 1));
+        let pods = fixture.start_backends("web", 10, 3);
+        fixture.write_file("web.yaml", web.manifest(&pods));
+        fixture.start(args);
+        let (node, pod, targets) = (fixture.network.node(), fixture.network.pod(1), std::slice::from_ref(&web));
+        let loads = vec![
+            fixture.start_load(node, LoadKind::Tcp, targets),
+            fixture.start_load(pod, LoadKind::UdpUnconnected, targets),
+            fixture.start_load(node, LoadKind::UdpConnected, targets),
         ];
-        Show { stage, web, storms }
+        RestartTest { fixture, web, loads }
     }
 
-    fn kind(&self) -> String {
-        self.stage.status()["kernel"]["start"].as_str().unwrap_or_default().to_owned()
+    /// How the agent started: `adopted`, `resized` or `rebuilt`.
+    fn start_kind(&self) -> String {
+        self.fixture.status()["kernel"]["start"].as_str().unwrap_or_default().to_owned()
     }
 
-    fn end(self, what: &str) {
-        Toll::of(self.storms).must_be_clean(what, 5_000);
+    fn finish(self, what: &str) {
+        LoadSummary::collect(self.loads).assert_clean(what, 5_000);
     }
-}
-
-fn pause() {
-    std::thread::sleep(Duration::from_millis(300));
 }
 
 #[test]
-fn stop_start_kill_and_changes_while_down() {
-    let _alone = stage::alone();
-    let mut show = Show::begin(&[]);
-    let (leaves, comes) = (Target::new("leaves", 2), Target::new("comes", 3));
-    let (old, new) = (show.stage.serve("leaves", 20, 2), show.stage.serve("comes", 30, 2));
-    show.stage.folder.put("leaves.yaml", leaves.manifest(&old));
-    let node = |show: &Show, target: &Target| show.stage.ask(show.stage.lab.node(), target);
-    wait_until("a new service answers", || node(&show, &leaves) == "leaves");
-    let client = show.stage.lab.pod(1).client().unwrap();
-    let held = Held::dial(&client, "before the stop", (show.web.address, PORT).into());
-    let (before, pins) = (show.stage.rows(), pins(&show.stage));
+fn a_restart_drops_no_dial_and_applies_changes_made_while_down() {
+    let _alone = fixture::run_alone();
+    let mut test = RestartTest::start(&[]);
+    let (removed, added) = (TestService::new("removed", 2), TestService::new("added", 3));
+    let (old, new) = (test.fixture.start_backends("removed", 20, 2), test.fixture.start_backends("added", 30, 2));
+    test.fixture.write_file("removed.yaml", removed.manifest(&old));
+    let node = |test: &RestartTest, target: &TestService| test.fixture.udp_answer(test.fixture.network.node(), target);
+    wait_until("a new service answers", || node(&test, &removed) == "removed");
+    let client = test.fixture.network.pod(1).client().unwrap();
+    let held = ConnectedSocket::dial(&client, "connected before the stop", (test.web.address, PORT).into());
+    let (before, pins) = (test.fixture.rows(), pins(&test.fixture));
 
-    show.stage.stop();
-    pause();
-    assert_eq!(node(&show, &leaves), "leaves", "without an agent the tables serve on");
-    let killed_in_its_self_test = show.stage.lab.cgroup().path().join("beeline-self-test-1");
-    std::fs::create_dir(&killed_in_its_self_test).unwrap();
-    std::fs::remove_file(show.stage.pin_dir.join("records-1/overflow")).unwrap(); // As if it were new in this version.
-    show.stage.start(&[]);
-    assert_eq!(show.kind(), "adopted");
-    assert_eq!(show.stage.rows(), before, "a start that changes nothing writes nothing");
-    let now = self::pins(&show.stage);
+    test.fixture.stop();
+    // The clients make dials without an agent.
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(node(&test, &removed), "removed", "without an agent the tables continue to serve");
+    let left_by_a_killed_agent = test.fixture.network.cgroup().path().join("beeline-self-test-1");
+    std::fs::create_dir(&left_by_a_killed_agent).unwrap();
+    std::fs::remove_file(test.fixture.pin_dir().join("records-1/overflow")).unwrap(); // As if this version had added the map.
+    test.fixture.start(&[]);
+    assert_eq!(test.start_kind(), "adopted");
+    assert_eq!(test.fixture.rows(), before, "a start without changes writes nothing");
+    let now = self::pins(&test.fixture);
     let moved: Vec<_> = pins.iter().filter(|(path, inode)| now.get(*path) != Some(inode)).collect();
-    assert!(moved.len() == 1 && moved[0].0.ends_with("overflow"), "a pin that is right stays: {moved:?}");
-    assert!(!killed_in_its_self_test.exists(), "what a killed agent left is swept");
-    held.must_live();
+    assert!(moved.len() == 1 && moved[0].0.ends_with("overflow"), "a pin of the same map stays: {moved:?}");
+    assert!(!left_by_a_killed_agent.exists(), "the cgroup that a killed agent left is removed");
+    held.assert_alive();
 
-    show.stage.kill();
-    show.stage.folder.remove("leaves.yaml");
-    show.stage.folder.put("comes.yaml", comes.manifest(&new));
-    let aside = show.stage.folder.0.with_file_name("gone");
-    std::fs::rename(&show.stage.folder.0, &aside).unwrap();
-    show.stage.spawn(Path::new(stage::BEELINE), &[]);
-    wait_until("the agent says what it cannot read", || show.stage.status()["source"]["error"].is_string());
-    assert_eq!(node(&show, &leaves), "leaves", "nothing is deleted before the source has synced");
-    std::fs::rename(&aside, &show.stage.folder.0).unwrap();
-    wait_until("what was removed meanwhile is gone", || node(&show, &leaves).is_empty());
-    wait_until("what came meanwhile is there", || node(&show, &comes) == "comes");
+    test.fixture.kill();
+    test.fixture.remove_file("removed.yaml");
+    test.fixture.write_file("added.yaml", added.manifest(&new));
+    let moved_aside = test.fixture.manifests().path().with_file_name("moved-aside");
+    std::fs::rename(&test.fixture.manifests().path(), &moved_aside).unwrap();
+    test.fixture.spawn(Path::new(fixture::BEELINE), &[]);
+    wait_until("the agent reports the unreadable directory", || test.fixture.status()["source"]["error"].is_string());
+    assert_eq!(node(&test, &removed), "removed", "nothing is deleted before the source has synced");
+    std::fs::rename(&moved_aside, &test.fixture.manifests().path()).unwrap();
+    wait_until("a service that was deleted while the agent was down is removed", || node(&test, &removed).is_empty());
+    wait_until("a service that was added while the agent was down answers", || node(&test, &added) == "added");
     drop(held);
     drop(client);
-    show.end("stop, start, kill -9, changes while down");
+    test.finish("stop, start, kill -9, changes while down");
 }
 
-/// Every pinned map, with what tells one pin from another.
-fn pins(stage: &Stage) -> BTreeMap<PathBuf, u64> {
-    let folders = std::fs::read_dir(&stage.pin_dir).unwrap().flatten().map(|e| e.path()).filter(|p| p.is_dir());
+/// Every pinned map with its inode, which distinguishes pins.
+fn pins(fixture: &AgentFixture) -> BTreeMap<PathBuf, u64> {
+    let folders = std::fs::read_dir(&fixture.pin_dir()).unwrap().flatten().map(|e| e.path()).filter(|p| p.is_dir());
     let maps = folders.filter(|p| !p.ends_with("links")).flat_map(|p| std::fs::read_dir(p).unwrap().flatten());
     maps.map(|e| (e.path(), e.metadata().unwrap().ino())).collect()
 }
 
 #[test]
-fn a_file_that_breaks_while_nobody_looks_takes_nothing_away() {
-    let _alone = stage::alone();
-    let mut show = Show::begin(&[]);
-    let (torn, leaves) = (Target::new("torn", 2), Target::new("leaves", 3));
-    let (old, gone) = (show.stage.serve("torn", 20, 2), show.stage.serve("leaves", 30, 2));
-    show.stage.folder.put("torn.yaml", torn.manifest(&old));
-    show.stage.folder.put("leaves.yaml", leaves.manifest(&gone));
-    let answers = |show: &Show, target: &Target| show.stage.ask(show.stage.lab.node(), target) == target.name;
-    wait_until("both answer", || answers(&show, &torn) && answers(&show, &leaves));
-    show.stage.kill();
-    show.stage.folder.put("torn.yaml", "kind: Service\nmetadata: [");
-    show.stage.folder.remove("leaves.yaml");
-    show.stage.start(&[]);
-    assert_eq!(show.stage.refusals().iter().filter(|(reason, _)| reason == "syntax").count(), 1);
-    assert!(answers(&show, &torn), "it is still in the kernel, and nobody said that it should go");
-    show.stage.folder.put("torn.yaml", torn.manifest(&old[..1]));
-    wait_until("what was removed goes once every file can be read", || !answers(&show, &leaves));
-    assert!(answers(&show, &torn));
-    show.end("a broken file at the start");
+fn a_file_that_becomes_invalid_while_the_agent_is_down_removes_nothing() {
+    let _alone = fixture::run_alone();
+    let mut test = RestartTest::start(&[]);
+    let (invalid, removed) = (TestService::new("invalid", 2), TestService::new("removed", 3));
+    let (old, removed_pods) = (test.fixture.start_backends("invalid", 20, 2), test.fixture.start_backends("removed", 30, 2));
+    test.fixture.write_file("invalid.yaml", invalid.manifest(&old));
+    test.fixture.write_file("removed.yaml", removed.manifest(&removed_pods));
+    let answers = |test: &RestartTest, target: &TestService| {
+        test.fixture.udp_answer(test.fixture.network.node(), target) == target.name
+    };
+    wait_until("both answer", || answers(&test, &invalid) && answers(&test, &removed));
+    test.fixture.kill();
+    test.fixture.write_file("invalid.yaml", "kind: Service\nmetadata: [");
+    test.fixture.remove_file("removed.yaml");
+    test.fixture.start(&[]);
+    assert_eq!(test.fixture.refusals().iter().filter(|(reason, _)| reason == "syntax").count(), 1);
+    assert!(answers(&test, &invalid), "its rows stay in the kernel, because its deletion is not known");
+    test.fixture.write_file("invalid.yaml", invalid.manifest(&old[..1]));
+    wait_until("the deleted service is removed once every file is readable", || !answers(&test, &removed));
+    assert!(answers(&test, &invalid));
+    test.finish("an invalid file at the start");
 }
 
-/// A client that is kept to one of the backends, whatever happens around it.
-fn kept_at(client: &Client, target: &Target) -> SocketAddr {
-    let dial = Dial::new(Kind::UdpSendTo, (target.address, PORT).into());
-    let at: Vec<_> = (0..10).map(|_| client.dial(&dial).unwrap().at().expect("an answer")).collect();
+/// Checks that session affinity keeps the client at one backend, and returns its address.
+fn affinity_backend(client: &Client, target: &TestService) -> SocketAddr {
+    let dial = DialRequest::new(DialKind::UdpSendTo, (target.address, PORT).into());
+    let at: Vec<_> =
+        (0..10).map(|_| client.dial(&dial).unwrap().server_address().expect("the service answers")).collect();
     assert!(at.iter().all(|one| *one == at[0]), "affinity: {at:?}");
     at[0]
 }
 
 #[test]
-fn other_sizes_keep_ids_counters_and_affinity() {
-    let _alone = stage::alone();
-    let mut show = Show::begin(&["--max-services", "64"]);
-    let sticky = Target::new("sticky", 2);
-    let pods = show.stage.serve("sticky", 40, 20);
+fn resizing_tables_keeps_ids_counters_and_affinity() {
+    let _alone = fixture::run_alone();
+    let mut test = RestartTest::start(&["--max-services", "64"]);
+    let sticky = TestService::new("sticky", 2);
+    let pods = test.fixture.start_backends("sticky", 40, 20);
     let file = format!("{}---\n{}", sticky.service("  sessionAffinity: ClientIP\n"), sticky.slice(&pods));
-    show.stage.folder.put("sticky.yaml", file);
-    wait_until("it answers", || show.stage.ask(show.stage.lab.node(), &sticky) == "sticky");
-    let client = show.stage.lab.pod(1).client().unwrap();
-    let at = kept_at(&client, &sticky);
-    let dials = |show: &Show| {
-        let (rows, maps) = (show.stage.rows(), show.stage.maps());
-        let count = Count::new(&maps).unwrap();
+    test.fixture.write_file("sticky.yaml", file);
+    wait_until("the service answers", || test.fixture.udp_answer(test.fixture.network.node(), &sticky) == "sticky");
+    let client = test.fixture.network.pod(1).client().unwrap();
+    let at = affinity_backend(&client, &sticky);
+    let dials = |test: &RestartTest| {
+        let (rows, maps) = (test.fixture.rows(), test.fixture.maps());
+        let count = CounterMaps::new(&maps).unwrap();
         let affinity = AffinityTable::new(&maps).unwrap().rows().unwrap().len();
         (rows.names.ids().map(|owner| count.of_owner(owner).dials).sum::<u64>(), affinity)
     };
     for size in ["512", "32"] {
-        let (before, (counted, remembered)) = (show.stage.rows(), dials(&show));
-        assert!(counted > 0 && remembered > 0);
-        show.stage.stop();
-        show.stage.start(&["--max-services", size]);
-        assert_eq!(show.kind(), "resized", "--max-services {size}");
-        assert_eq!(show.stage.rows(), before, "every row has its place and id");
-        let (now, still) = dials(&show);
-        assert!(now >= counted && still >= remembered, "{now} dials counted after {counted}, {still} clients kept");
-        assert_eq!(kept_at(&client, &sticky), at, "--max-services {size}");
-        assert_eq!(show.stage.generations().len(), 1, "the old tables are gone");
+        let (before, (counted, affinities)) = (test.fixture.rows(), dials(&test));
+        assert!(counted > 0 && affinities > 0);
+        test.fixture.stop();
+        test.fixture.start(&["--max-services", size]);
+        assert_eq!(test.start_kind(), "resized", "--max-services {size}");
+        assert_eq!(test.fixture.rows(), before, "every row keeps its id");
+        let (now, kept) = dials(&test);
+        assert!(
+            now >= counted && kept >= affinities,
+            "{now} dials counted after {counted}, {kept} of {affinities} affinities"
+        );
+        assert_eq!(affinity_backend(&client, &sticky), at, "--max-services {size}");
+        assert_eq!(test.fixture.table_dirs().len(), 1, "the old tables are removed");
     }
     drop(client);
-    show.end("bigger and smaller tables");
+    test.finish("larger and smaller tables");
 }
 
 #[test]
-fn killed_at_any_moment_of_a_resize_or_an_upgrade() {
-    let _alone = stage::alone();
-    let (other, own) = (other_layout(), Path::new(stage::BEELINE));
-    let mut show = Show::begin(&["--max-services", "64"]);
-    let mut rng = fastrand::Rng::with_seed(6);
-    let kills = if stage::is_long() { 100 } else { 20 };
+fn an_agent_killed_during_a_resize_or_an_upgrade_drops_no_dial() {
+    let _alone = fixture::run_alone();
+    let (other, own) = (other_layout_binary(), Path::new(fixture::BEELINE));
+    let mut test = RestartTest::start(&["--max-services", "64"]);
+    let mut rng = fastrand::Rng::with_seed(test_seed(6));
+    let kills = if fixture::is_long() { 100 } else { 20 };
     for number in 0..kills {
-        show.stage.kill();
+        test.fixture.kill();
         let binary = if number % 3 == 0 { &other } else { own };
-        show.stage.spawn(binary, &["--max-services", if number % 2 == 0 { "512" } else { "64" }]);
+        test.fixture.spawn(binary, &["--max-services", if number % 2 == 0 { "512" } else { "64" }]);
         std::thread::sleep(Duration::from_millis(rng.u64(..500)));
     }
-    show.stage.kill();
-    show.stage.start(&[]);
-    assert_eq!(show.stage.generations().len(), 1, "{:?}", show.stage.generations());
-    show.end(&format!("{kills} kills in the middle of resizes and upgrades"));
+    test.fixture.kill();
+    test.fixture.start(&[]);
+    assert_eq!(test.fixture.table_dirs().len(), 1, "{:?}", test.fixture.table_dirs());
+    test.finish(&format!("{kills} kills during resizes and upgrades"));
 }
 
-fn other_layout() -> PathBuf {
+/// A build of `beeline` whose tables have another layout.
+fn other_layout_binary() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let binary = root.join("target/other-layout/beeline");
-    assert!(
-        binary.exists(),
-        "{} is missing: `make other-layout` builds it, `make test` does so first",
-        binary.display()
-    );
+    assert!(binary.exists(), "{} is missing: run `make other-layout` first (`make test` does so)", binary.display());
     binary
 }
 
-/// A UDP socket that was connected before an upgrade.
-struct Held<'c> {
+/// A UDP socket that was connected before a restart.
+struct ConnectedSocket<'c> {
     what: &'static str,
     dialled: SocketAddr,
     socket: Socket<'c>,
 }
 
-impl Held<'_> {
-    fn dial<'c>(client: &'c Client, what: &'static str, dialled: SocketAddr) -> Held<'c> {
-        let socket = client.udp(Family::V4).unwrap();
+impl ConnectedSocket<'_> {
+    fn dial<'c>(client: &'c Client, what: &'static str, dialled: SocketAddr) -> ConnectedSocket<'c> {
+        let socket = client.udp(SocketFamily::V4).unwrap();
         socket.connect(dialled).unwrap();
-        let held = Held { what, dialled, socket };
-        held.must_live();
+        let held = ConnectedSocket { what, dialled, socket };
+        held.assert_alive();
         held
     }
 
-    fn must_live(&self) {
-        let Held { what, dialled, socket } = self;
+    fn assert_alive(&self) {
+        let ConnectedSocket { what, dialled, socket } = self;
         socket.send("who\n").unwrap_or_else(|e| panic!("{what}: {e}"));
         let (_, bytes) = socket.receive().unwrap_or_else(|e| panic!("{what}: {e}"));
         assert!(!bytes.is_empty(), "{what}");
-        assert_eq!(socket.peer().unwrap(), *dialled, "{what}: the address that it dialled is shown");
+        assert_eq!(socket.peer().unwrap(), *dialled, "{what}: getpeername returns the dialled address");
     }
 
-    /// Its backend has gone: it is destroyed, so that the application dials anew.
-    fn must_die(&self) {
-        self.socket.watch(Watch { every_ms: 20, limit_ms: 20_000 }).unwrap();
-        let failure = self.socket.watch_end(20_000).unwrap().failure;
-        let failure = failure.unwrap_or_else(|| panic!("{}: still there", self.what));
-        // A receive tells the abort; a send, if it comes first, that the socket is no longer connected.
+    /// Waits until the socket is destroyed because its backend is gone.
+    fn assert_destroyed(&self) {
+        self.socket.start_probe(ProbeConfig { interval_ms: 20, limit_ms: 20_000 }).unwrap();
+        let failure = self.socket.stop_probe(20_000).unwrap().failure;
+        let failure = failure.unwrap_or_else(|| panic!("{}: the socket was not destroyed", self.what));
+        // A receive reports the abort. A send that comes first reports that the socket is not connected.
         let aborted = [Errno::ECONNABORTED, Errno::EDESTADDRREQ].contains(&failure.errno);
         assert!(aborted, "{}: {failure:?}", self.what);
     }
 }
 
-/// New tables number everything anew. A socket from before that sends something then is marked with the new epoch, and
-/// nothing in it may be taken for an id of the new tables.
+/// New tables assign new ids. When a socket from before the rebuild sends, its record gets the new epoch. The old ids in
+/// the record must then not be used with the new tables.
 #[test]
-fn a_socket_that_sends_after_a_rebuild_is_spared() {
-    let _alone = stage::alone();
-    let mut stage = Stage::new();
-    let (dns, web) = (Target::new("dns", 1), Target::new("web", 2));
-    let (stays, goes) = (stage.serve("dns", 20, 1), stage.serve("web", 30, 2));
-    let fill: Vec<Target> = (0..40).map(|n| Target::new(&format!("a{n}"), 100 + n)).collect();
-    fill.iter().for_each(|t| stage.folder.put(&format!("{}.yaml", t.name), t.manifest(&stays)));
-    stage.start(&["--max-services", "64"]);
-    stage.folder.put("dns.yaml", dns.manifest(&stays));
-    stage.folder.put("web.yaml", web.manifest(&goes[..1]));
-    wait_until("both answer", || [&dns, &web].iter().all(|t| stage.ask(stage.lab.node(), t) == t.name));
-    let client = stage.lab.pod(1).client().unwrap();
-    let held = Held::dial(&client, "from before", (dns.address, PORT).into());
+fn a_socket_that_sends_after_a_rebuild_is_not_destroyed() {
+    let _alone = fixture::run_alone();
+    let mut fixture = AgentFixture::new();
+    let (dns, web) = (TestService::new("dns", 1), TestService::new("web", 2));
+    let (dns_pods, web_pods) = (fixture.start_backends("dns", 20, 1), fixture.start_backends("web", 30, 2));
+    let others: Vec<TestService> = (0..40).map(|n| TestService::new(&format!("a{n}"), 100 + n)).collect();
+    others.iter().for_each(|t| fixture.write_file(&format!("{}.yaml", t.name), t.manifest(&dns_pods)));
+    fixture.start(&["--max-services", "64"]);
+    fixture.write_file("dns.yaml", dns.manifest(&dns_pods));
+    fixture.write_file("web.yaml", web.manifest(&web_pods[..1]));
+    wait_until("both answer", || [&dns, &web].iter().all(|t| fixture.udp_answer(fixture.network.node(), t) == t.name));
+    let client = fixture.network.pod(1).client().unwrap();
+    let kept = ConnectedSocket::dial(&client, "connected before the rebuild", (dns.address, PORT).into());
 
-    stage.kill();
-    fill.iter().for_each(|t| stage.folder.remove(&format!("{}.yaml", t.name)));
-    stage.start(&["--max-services", "16"]);
-    assert_eq!(stage.status()["kernel"]["start"], "rebuilt", "the old rows do not fit");
-    held.socket.send_to((web.address, PORT).into(), "who\n").unwrap();
-    let victim = Held::dial(&client, "whose backend goes", (web.address, PORT).into());
-    stage.folder.put("web.yaml", web.manifest(&goes[1..]));
-    victim.must_die();
-    held.must_live();
-    drop((held, victim));
+    fixture.kill();
+    others.iter().for_each(|t| fixture.remove_file(&format!("{}.yaml", t.name)));
+    fixture.start(&["--max-services", "16"]);
+    assert_eq!(fixture.status()["kernel"]["start"], "rebuilt", "the old rows do not fit");
+    kept.socket.send_to((web.address, PORT).into(), "who\n").unwrap();
+    let stale = ConnectedSocket::dial(&client, "connected to a removed backend", (web.address, PORT).into());
+    fixture.write_file("web.yaml", web.manifest(&web_pods[1..]));
+    stale.assert_destroyed();
+    kept.assert_alive();
+    drop((kept, stale));
 }
 
-/// A walk over the kernel's records pauses now and then, and goes on at the same place of a list that has become shorter
-/// meanwhile: somebody is passed over. Who is passed over at a start would be left at a dead backend for good.
+/// The kernel's iterator over socket records pauses, and continues at the same position of a list that may have become
+/// shorter, so that it skips a record. A stale socket that is skipped at the start would never be destroyed.
 #[test]
-fn a_walk_over_the_sockets_passes_over_nobody() {
-    let _alone = stage::alone();
-    let show = Show::begin(&[]);
-    let client = show.stage.lab.pod(1).client().unwrap();
-    let dialled: SocketAddr = (show.web.address, PORT).into();
+fn listing_socket_records_skips_no_socket() {
+    let _alone = fixture::run_alone();
+    let test = RestartTest::start(&[]);
+    let client = test.fixture.network.pod(1).client().unwrap();
+    let dialled: SocketAddr = (test.web.address, PORT).into();
     let connect = |_| {
-        let socket = client.udp(Family::V4).unwrap();
+        let socket = client.udp(SocketFamily::V4).unwrap();
         socket.connect(dialled).unwrap();
         socket
     };
-    let held: Vec<Socket> = (0..400).map(connect).collect();
+    let sockets: Vec<Socket> = (0..400).map(connect).collect();
     let netns = u32::try_from(std::fs::metadata(format!("/proc/{}/ns/net", client.pid())).unwrap().ino()).unwrap();
-    let (maps, walks) = (show.stage.maps(), 300);
-    let surveyor = Surveyor::new(&maps).unwrap();
-    let seen = |_| {
-        let all = surveyor.all().unwrap();
+    let (maps, passes) = (test.fixture.maps(), 300);
+    let reader = SocketRecordReader::new(&maps).unwrap();
+    let list = |_| {
+        let all = reader.all().unwrap();
         let ours =
             all.iter().filter(|s| s.protocol == Protocol::Udp && s.dialled_port == PORT && s.netns_inode == netns);
         ours.map(|socket| socket.cookie).collect::<BTreeSet<_>>()
     };
-    let walked: Vec<BTreeSet<u64>> = (0..walks).map(seen).collect();
-    let all: BTreeMap<u64, usize> = walked.iter().flatten().fold(BTreeMap::new(), |mut all, cookie| {
+    let listed: Vec<BTreeSet<u64>> = (0..passes).map(list).collect();
+    let all: BTreeMap<u64, usize> = listed.iter().flatten().fold(BTreeMap::new(), |mut all, cookie| {
         *all.entry(*cookie).or_default() += 1;
         all
     });
-    let missed: usize = all.values().filter(|times| **times > walks / 2).map(|times| walks - times).sum();
-    assert_eq!(missed, 0, "of {} sockets in {walks} walks", held.len());
-    drop(held);
+    let missed: usize = all.values().filter(|times| **times > passes / 2).map(|times| passes - times).sum();
+    assert_eq!(missed, 0, "of {} sockets in {passes} passes", sockets.len());
+    drop(sockets);
     drop(client);
-    // Walks are short: it is they that count here.
-    Toll::of(show.storms).must_be_clean("walks over the sockets", 500);
+    // The listings take little time, so the load makes few dials.
+    LoadSummary::collect(test.loads).assert_clean("listing the sockets", 500);
 }
 
 #[test]
-fn another_layout_and_back() {
-    let _alone = stage::alone();
-    let other = other_layout();
-    let mut show = Show::begin(&[]);
-    let (dns, node_port) = (Target::new("dns", 2), 30_053);
-    let pods = show.stage.serve("dns", 20, 2);
-    let write = |show: &Show, pods: &[Ipv4Addr]| {
+fn an_upgrade_to_another_layout_and_back_drops_no_dial() {
+    let _alone = fixture::run_alone();
+    let other = other_layout_binary();
+    let mut test = RestartTest::start(&[]);
+    let (dns, node_port) = (TestService::new("dns", 2), 30_053);
+    let pods = test.fixture.start_backends("dns", 20, 2);
+    let write = |test: &RestartTest, pods: &[Ipv4Addr]| {
         let service =
             dns.service("  type: NodePort\n").replace("{name: u,", &format!("{{name: u, nodePort: {node_port},"));
-        show.stage.folder.put("dns.yaml", format!("{service}---\n{}", dns.slice(pods)));
+        test.fixture.write_file("dns.yaml", format!("{service}---\n{}", dns.slice(pods)));
     };
-    write(&show, &pods);
-    wait_until("it answers", || show.stage.ask(show.stage.lab.node(), &dns) == "dns");
-    let client = show.stage.lab.pod(1).client().unwrap();
-    let (cluster, node): (SocketAddr, SocketAddr) = ((dns.address, PORT).into(), show.stage.lab.node().v4(node_port));
-    let binaries = [(other.as_path(), 1000 + wire::LAYOUT), (Path::new(stage::BEELINE), wire::LAYOUT)];
+    write(&test, &pods);
+    wait_until("the service answers", || test.fixture.udp_answer(test.fixture.network.node(), &dns) == "dns");
+    let client = test.fixture.network.pod(1).client().unwrap();
+    let (cluster, node): (SocketAddr, SocketAddr) =
+        ((dns.address, PORT).into(), test.fixture.network.node().v4(node_port));
+    let binaries = [(other.as_path(), 1000 + wire::LAYOUT), (Path::new(fixture::BEELINE), wire::LAYOUT)];
     for (binary, layout) in binaries {
-        write(&show, &pods);
-        wait_until("both backends are back", || show.stage.status()["counts"]["backends"] == 10);
-        let held: Vec<Held> = [("by ClusterIP", cluster), ("by NodePort", node)]
+        write(&test, &pods);
+        wait_until("both backends are programmed", || test.fixture.status()["counts"]["backends"] == 10);
+        let held: Vec<ConnectedSocket> = [("by ClusterIP", cluster), ("by NodePort", node)]
             .into_iter()
             .flat_map(|(what, at)| (0..8).map(move |_| (what, at)))
-            .map(|(what, at)| Held::dial(&client, what, at))
+            .map(|(what, at)| ConnectedSocket::dial(&client, what, at))
             .collect();
-        let answers = |held: &Held| {
-            held.socket.send("who\n").unwrap();
-            String::from_utf8(held.socket.receive().unwrap().1).unwrap()
+        let answer = |connected: &ConnectedSocket| {
+            connected.socket.send("who\n").unwrap();
+            String::from_utf8(connected.socket.receive().unwrap().1).unwrap()
         };
-        let leaver = format!("dns {}:", pods[0]);
-        let (leaving, staying): (Vec<Held>, Vec<Held>) =
-            held.into_iter().partition(|h| answers(h).starts_with(&leaver));
+        let removed = format!("dns {}:", pods[0]);
+        let (stale, kept): (Vec<ConnectedSocket>, Vec<ConnectedSocket>) =
+            held.into_iter().partition(|socket| answer(socket).starts_with(&removed));
 
-        show.stage.kill();
-        write(&show, &pods[1..]); // While nobody looks.
-        show.stage.start_binary(binary, &[]);
-        let status = show.stage.status();
+        test.fixture.kill();
+        write(&test, &pods[1..]); // While no agent runs.
+        test.fixture.start_binary(binary, &[]);
+        let status = test.fixture.status();
         assert_eq!((&status["kernel"]["layout"], &status["kernel"]["start"]), (&layout.into(), &"rebuilt".into()));
-        leaving.iter().for_each(Held::must_die);
-        std::thread::sleep(Duration::from_secs(1));
-        staying.iter().for_each(Held::must_live);
-        println!("layout {layout}: {} sockets destroyed with their backend, {} lived on", leaving.len(), staying.len());
-        assert_eq!(show.stage.generations().len(), 1, "the old tables are gone: {:?}", show.stage.generations());
+        // One pass destroys all stale sockets. Once they are destroyed, it has spared the others.
+        stale.iter().for_each(ConnectedSocket::assert_destroyed);
+        kept.iter().for_each(ConnectedSocket::assert_alive);
+        println!("layout {layout}: {} sockets of the removed backend destroyed, {} kept", stale.len(), kept.len());
+        assert_eq!(test.fixture.table_dirs().len(), 1, "the old tables are removed: {:?}", test.fixture.table_dirs());
 
-        write(&show, &pods[..1]); // And by the new one.
-        staying.iter().for_each(Held::must_die);
+        write(&test, &pods[..1]); // While the new agent runs.
+        kept.iter().for_each(ConnectedSocket::assert_destroyed);
     }
     drop(client);
-    show.end("to another layout and back");
+    test.finish("to another layout and back");
 }

@@ -1,85 +1,82 @@
-//! A Node that sees a second cluster: who sees which one first, by the pod's own wish or by cgroup, and that whatever is
-//! shown says which cluster it is, also of a port that nobody has.
+//! A node with a second cluster: a pod's annotation decides which cluster has precedence for it, and explain, monitor,
+//! services and metrics name the cluster of an address, also at a port that its Service does not have.
 
-mod stage;
+mod fixture;
 
-use beeline_harness::{Cgroup, Client, Dial, Kind};
+use beeline_harness::{Cgroup, Client, DialKind, DialRequest, ManifestDir};
+use fixture::{AgentFixture, PORT, TestService, wait_until};
 use serde_json::{Value, json};
-use stage::{BEELINE, Folder, PORT, Stage, Target, wait_until};
 use std::net::SocketAddr;
 
 const UIDS: [&str; 2] = ["0c9a3a3e-5b1f-4c3d-9a55-6f0e3f1d2b10", "0c9a3a3e-5b1f-4c3d-9a55-6f0e3f1d2b11"];
 
-/// A pod of this node that asks for a view.
+/// A pod of this node with a view annotation.
 fn pod(name: &str, uid: &str, view: &str) -> String {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": { "name": name, "namespace": "stage", "uid": uid, "annotations": { "beeline.dev/view": view } },
+        "metadata": { "name": name, "namespace": "test", "uid": uid, "annotations": { "beeline.dev/view": view } },
         "spec": { "nodeName": "node-1", "containers": [{ "name": "app", "image": "x" }] },
         "status": { "phase": "Running" },
     });
     pod.to_string()
 }
 
-struct Scene {
-    stage: Stage,
+struct TwoClusters {
+    fixture: AgentFixture,
     web: SocketAddr,
 }
 
-impl Scene {
-    /// The same address in both clusters, which answer by their names.
-    fn set() -> Scene {
-        let mut stage = Stage::new();
-        let (home, green) = (Target::new("home", 1), Target::new("green", 1));
-        let folder = Folder(stage.folder.0.with_file_name("green"));
-        std::fs::create_dir(&folder.0).unwrap();
-        let (at_home, at_green) = (stage.serve("home", 10, 1), stage.serve("green", 20, 1));
-        stage.folder.put("home.yaml", home.manifest(&at_home));
-        stage.folder.put("asks.yaml", pod("asks", UIDS[0], "green"));
-        stage.folder.put("errs.yaml", pod("errs", UIDS[1], "yellow"));
-        folder.put("green.yaml", green.manifest(&at_green));
-        let config = stage.folder.0.with_file_name("beeline.yaml");
-        let cluster = |name: &str, folder: &Folder| {
-            json!({ "name": name, "folder": folder.0, "view": name,
-            "serviceCIDRs": ["10.96.0.0/16"] })
+impl TwoClusters {
+    /// Both clusters have a Service at the same address. Its backends answer with the name of their cluster.
+    fn new() -> TwoClusters {
+        let mut fixture = AgentFixture::new();
+        let (home, green) = (TestService::new("home", 1), TestService::new("green", 1));
+        let green_dir = ManifestDir::create(fixture.manifests().path().with_file_name("green")).unwrap();
+        let (at_home, at_green) = (fixture.start_backends("home", 10, 1), fixture.start_backends("green", 20, 1));
+        fixture.write_file("home.yaml", home.manifest(&at_home));
+        fixture.write_file("valid.yaml", pod("valid", UIDS[0], "green"));
+        fixture.write_file("unknown.yaml", pod("unknown", UIDS[1], "yellow"));
+        green_dir.write("green.yaml", green.manifest(&at_green)).unwrap();
+        let config = fixture.manifests().path().with_file_name("beeline.yaml");
+        let cluster = |name: &str, dir: &ManifestDir| {
+            json!({ "name": name, "manifests": dir.path(), "view": name, "serviceCIDRs": ["10.96.0.0/16"] })
         };
-        let clusters = json!([cluster("home", &stage.folder), cluster("green", &folder)]);
-        let state = stage.folder.0.with_file_name("state");
+        let clusters = json!([cluster("home", fixture.manifests()), cluster("green", &green_dir)]);
+        let state = fixture.manifests().path().with_file_name("state");
         std::fs::write(&config, json!({ "node-name": "node-1", "clusters": clusters, "state-dir": state }).to_string())
             .unwrap();
-        stage.start_by(&config, &["--events", "all"]);
+        fixture.start_with_config(&config, &["--events", "all"]);
         let web = (home.address, PORT).into();
-        Scene { stage, web }
+        TwoClusters { fixture, web }
     }
 
-    /// A process of this pod, where the kubelet would have put it.
-    fn inside(&self, uid: &str) -> (Vec<Cgroup>, Client) {
+    /// A process of this pod, in a cgroup that is named as the kubelet names it.
+    fn start_in_pod(&self, uid: &str) -> (Vec<Cgroup>, Client) {
         let mut levels: Vec<Cgroup> = Vec::new();
         for level in ["kubepods", &format!("pod{uid}"), "app"] {
-            let next = levels.last().unwrap_or(self.stage.lab.cgroup()).child(level).unwrap();
+            let next = levels.last().unwrap_or(self.fixture.network.cgroup()).child(level).unwrap();
             levels.push(next);
         }
-        let client = Client::start(Some(&self.stage.lab.pod(1).namespace), levels.last()).unwrap();
+        let client = Client::start(Some(&self.fixture.network.pod(1).namespace), levels.last()).unwrap();
         (levels, client)
     }
 
-    fn answers(&self, client: &Client) -> String {
-        let answer = client.dial(&Dial::new(Kind::Tcp, self.web)).unwrap();
-        answer.at().map_or_else(String::new, |_| answer.name().to_owned())
+    /// The cluster whose backend answers; empty if none does.
+    fn dial(&self, client: &Client) -> String {
+        let outcome = client.dial(&DialRequest::new(DialKind::Tcp, self.web)).unwrap();
+        outcome.server_address().map_or_else(String::new, |_| outcome.name().to_owned())
     }
 
-    /// Whom it is about.
+    /// The subject of the refusal with this reason.
     fn refused(&self, reason: &str) -> Option<String> {
-        self.stage.refusals().into_iter().find(|(known, _)| known == reason).map(|(_, subject)| subject)
+        self.fixture.refusals().into_iter().find(|(known, _)| known == reason).map(|(_, subject)| subject)
     }
 
-    /// The first refusal that the kernel tells while somebody dials.
-    fn monitored(&self, dial: impl Fn()) -> Value {
+    /// The first refused dial that `monitor` prints.
+    fn first_refused_event(&self, dial: impl Fn()) -> Value {
         let args = ["monitor", "-o", "json", "--count", "1", "--verdict", "refused"];
-        let place = self.stage.place();
-        let program = self.stage.lab.node().program(BEELINE).unwrap().args(args).args(place);
-        let running = program.spawn().unwrap();
-        wait_until("the monitor has seen one", || {
+        let running = self.fixture.command(&args).spawn().unwrap();
+        wait_until("the monitor prints an event", || {
             dial();
             running.stdout().lines().count() > 0
         });
@@ -88,42 +85,42 @@ impl Scene {
 }
 
 #[test]
-fn a_pod_asks_for_a_view_and_everything_says_which_cluster() {
-    let _alone = stage::alone();
-    let scene = Scene::set();
-    let everybody = scene.stage.lab.pod(1).client().unwrap();
-    wait_until("as everybody", || scene.answers(&everybody) == "home");
-    let (_asks, asking) = scene.inside(UIDS[0]);
-    wait_until("the pod sees green first", || scene.answers(&asking) == "green");
-    let (_errs, erring) = scene.inside(UIDS[1]);
-    wait_until("a view that there is not leaves it alone", || scene.answers(&erring).is_empty());
-    let subject = scene.refused("unknownView").expect("it is told");
+fn a_pods_view_decides_its_cluster_and_all_commands_name_the_cluster() {
+    let _alone = fixture::run_alone();
+    let test = TwoClusters::new();
+    let without_view = test.fixture.network.pod(1).client().unwrap();
+    wait_until("a client without a view reaches home", || test.dial(&without_view) == "home");
+    let (_valid, in_green) = test.start_in_pod(UIDS[0]);
+    wait_until("the view green is in effect", || test.dial(&in_green) == "green");
+    let (_unknown, excluded) = test.start_in_pod(UIDS[1]);
+    wait_until("an unknown view excludes the pod", || test.dial(&excluded).is_empty());
+    let subject = test.refused("unknownView").expect("a refusal");
     assert!(subject.ends_with(UIDS[1]), "{subject}");
 
     let explain = |port: u16, more: &[&str]| {
-        scene.stage.cli(&[&["explain", &SocketAddr::new(scene.web.ip(), port).to_string()], more].concat())
+        test.fixture.json(&[&["explain", &SocketAddr::new(test.web.ip(), port).to_string()], more].concat())
     };
-    let closed = scene.web.port() + 1;
-    for port in [scene.web.port(), closed] {
+    let closed = test.web.port() + 1;
+    for port in [test.web.port(), closed] {
         assert_eq!(explain(port, &[])["cluster"], "home", "{port}");
         assert_eq!(explain(port, &["--view", "green"])["cluster"], "green", "{port}");
     }
     let why = explain(closed, &[])["because"].to_string();
-    assert!(why.contains("of stage/home, which has 80/TCP, 80/UDP and no such port"), "{why}");
-    for (client, cluster) in [(&everybody, "home"), (&asking, "green")] {
-        let dial = || drop(client.dial(&Dial::new(Kind::Tcp, SocketAddr::new(scene.web.ip(), closed))));
-        let event = scene.monitored(dial);
+    assert!(why.contains("of test/home, which has 80/TCP, 80/UDP and no such port"), "{why}");
+    for (client, cluster) in [(&without_view, "home"), (&in_green, "green")] {
+        let dial = || drop(client.dial(&DialRequest::new(DialKind::Tcp, SocketAddr::new(test.web.ip(), closed))));
+        let event = test.first_refused_event(dial);
         assert_eq!((&event["cluster"], &event["reason"]), (&json!(cluster), &json!("noPort")), "{event}");
     }
-    let rows = scene.stage.cli(&["services"]);
+    let rows = test.fixture.json(&["services"]);
     let views = |cluster: &str| {
         let own = rows.as_array().unwrap().iter().filter(move |row| row["cluster"] == cluster);
         own.filter_map(|row| row["viewName"].as_str()).collect::<std::collections::BTreeSet<_>>()
     };
-    assert_eq!(views("green"), ["green"].into(), "a name, and not its number: {rows}");
-    let metrics = scene.stage.metrics();
+    assert_eq!(views("green"), ["green"].into(), "the name of the view: {rows}");
+    let metrics = test.fixture.metrics();
     for name in ["home", "green"] {
         assert!(metrics.contains(&format!("beeline_services{{cluster=\"{name}\"}} 1")), "{metrics}");
     }
-    drop((asking, erring, everybody));
+    drop((in_green, excluded, without_view));
 }

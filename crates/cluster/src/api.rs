@@ -1,277 +1,302 @@
-//! A Kubernetes API server as a source of facts: one follower a kind, and one task that owns the book and turns what
-//! they say into batches. Objects are reduced while they are read and converted page by page; none is kept.
+//! A Kubernetes API server as a source of objects. One watcher per kind lists and watches its objects, and one task
+//! owns the tracker and turns the updates of the watchers into batches. Objects are trimmed while they are
+//! deserialized, converted page by page, and not kept.
 
-mod absence;
 mod access;
-mod allowance;
-mod assembly;
-mod book;
-mod door;
-mod follow;
-mod identity;
-mod lean;
-mod news;
-mod notice;
-mod once;
-mod pause;
-mod refused;
+mod cluster_id;
+mod event;
+mod event_limiter;
+mod failover;
+mod load;
+mod missing_kind;
+mod published_nodes;
 mod report;
+mod static_pod;
 mod taint;
+mod tracker;
 mod trigger;
-mod twin;
+mod update;
+mod watcher;
 
 use crate::convert::published::{MANAGED_BY, MANAGER};
-use crate::convert::{Claim, Convert, HEADLESS, PROXY_NAME};
-use crate::folder::Batch;
-use crate::kind::Kind;
+use crate::convert::{Converter, HEADLESS, PROXY_NAME, ServiceFilter};
+use crate::folder::ChangeBatch;
+use crate::kind::ResourceKind;
 use crate::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
+use crate::wire::PolicyObject;
 pub use access::{Access, AccessError};
-use beeline_model::fact::Refusal;
-use book::{Book, Published};
-use door::{Door, Opening};
-use follow::{Follow, Selector};
-pub(crate) use identity::IdentityError;
-pub use identity::Passport;
+use beeline_model::refusal::Refusal;
+pub use cluster_id::ClusterIdCheck;
+pub(crate) use cluster_id::ClusterIdError;
+use event::{RefusalEvent, post_events, resolve_plan_refusals};
+use failover::{FailoverClient, PendingClient};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use lean::Read;
-pub(crate) use lean::{Lean, Page, Reduced};
-use news::News;
-pub use once::LoadError;
-pub(crate) use pause::Pause;
-pub(crate) use refused::Refused;
-pub use report::{REPORT, Reports, read_report, report_name};
+pub use load::LoadError;
+pub use report::{REPORT_LABEL, ReportSettings, read_report, report_name};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 pub use taint::STARTUP_TAINT;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::JoinSet;
+use tracker::{ObjectTracker, PublishedSlices};
+pub(crate) use trigger::ANNOTATION as TRIGGER_TIME_ANNOTATION;
+use update::WatchUpdate;
+use watcher::{KindWatcher, Selector};
 
-/// A watch that says nothing for this long is opened anew.
-pub const PATIENCE: Duration = Duration::from_secs(90);
-/// Pages and events under way; whoever reads faster than the book is kept waiting.
-const UNDER_WAY: usize = 64;
-const NOTICES: usize = 256;
+/// The default of `ApiServerSource::idle_timeout`.
+pub const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Pages and events between the watchers and the tracker. A watcher that is faster than the tracker waits.
+const UPDATE_QUEUE: usize = 64;
+/// Events that wait to be posted. Further refusals are in the log only.
+const EVENT_QUEUE: usize = 256;
 
+/// Which Nodes are watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Nodes {
-    /// Our own only: at thousands of nodes every other one would be a load for the API server.
+pub enum NodeScope {
+    /// The node of this agent only. With thousands of nodes, watching all of them would overload the API server.
     #[default]
     Own,
-    /// All of them: other nodes' NodePorts are resolved at the source.
+    /// All Nodes. NodePorts of other nodes are resolved at the source.
     Watch,
-    /// Our own, and the others' addresses as the controller publishes them.
+    /// The node of this agent, and the addresses of the other nodes from the slices that the controller publishes.
     Controller,
 }
 
-/// Who asks.
+/// The program that reads the objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Role {
+pub enum SourceRole {
     #[default]
     Agent,
-    /// Of the EndpointSlices only those that it publishes itself.
+    /// The controller reads only the EndpointSlices that it publishes itself.
     Controller,
 }
 
-/// Whose pods are asked for.
+/// Which Pods are watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pods {
-    /// Our own node's.
+pub enum PodScope {
+    /// The pods of the node of this agent.
     #[default]
     Own,
-    /// Everybody's, and the namespaces that they are in: where nobody publishes what policies choose. For small clusters.
+    /// All pods and namespaces. Without a controller, the agent computes the backends of policies itself. For small
+    /// clusters.
     All,
-    /// Nobody's, and no LocalRedirectPolicies either: no pod of the cluster runs on this host.
+    /// No pods and no LocalRedirectPolicies: no pod of the cluster runs on this host.
     None,
 }
 
 #[derive(Clone, Debug)]
-pub struct Server {
+pub struct ApiServerSource {
     pub access: Access,
+    /// The name of the cluster in the configuration.
     pub cluster: String,
+    /// The node of this agent. Empty on a host outside the cluster.
     pub node: String,
-    pub nodes: Nodes,
-    pub pods: Pods,
-    pub claim: Claim,
-    /// Take the start-up taint from our node once everything is programmed.
+    pub nodes: NodeScope,
+    pub pods: PodScope,
+    pub service_filter: ServiceFilter,
+    /// Remove the startup taint from the node once everything is programmed.
     pub clear_taint: bool,
-    pub patience: Duration,
-    pub role: Role,
-    /// Where the controller publishes nodes.
+    /// A watch without events for this time is opened again.
+    pub idle_timeout: Duration,
+    pub role: SourceRole,
+    /// The namespace in which the controller publishes Nodes.
     pub controller_namespace: String,
-    /// Where agents report, and nobody keeps anything else: they may write any Lease there.
+    /// The namespace of the agents' reports. It must contain nothing else, because agents may write any Lease in it.
     pub report_namespace: String,
-    pub reports: Option<Reports>,
-    /// ServiceCIDR objects are read: whose an address is must be known where there are several clusters.
-    pub ranges: bool,
-    /// What is refused is told by Events on the objects.
-    pub notices: bool,
-    /// `None`: whichever cluster answers is believed.
-    pub passport: Option<Passport>,
+    pub reports: Option<ReportSettings>,
+    /// Watch ServiceCIDRs. With several clusters it must be known which cluster an address belongs to.
+    pub watch_service_cidrs: bool,
+    /// Post refusals as Events on the objects.
+    pub post_events: bool,
+    /// `None` accepts any cluster.
+    pub cluster_id_check: Option<ClusterIdCheck>,
 }
 
-/// A client that turns to the next server, and reads its credentials anew, when it must.
-pub async fn connect(access: Access, patience: Duration) -> Result<kube::Client, AccessError> {
-    Ok(Door::open(access, patience, None).await?.client())
+/// A kube client with failover to the next server and with credentials that are read again after a failure.
+pub async fn connect(access: Access, timeout: Duration) -> Result<kube::Client, AccessError> {
+    Ok(FailoverClient::connect(access, timeout, None).await?.kube_client())
 }
 
-/// What comes back from whoever takes the batches. One watch after the other hears it.
+/// What the receiver of the batches reports back. When a source is restarted, the new watch uses the same feedback.
 #[derive(Clone, Debug)]
-pub struct Echo {
-    /// Everything has reached the kernel.
+pub struct Feedback {
+    /// Everything has been programmed into the kernel.
     pub programmed: watch::Receiver<bool>,
-    /// What is refused there, though each object for itself was fine: a conflict of two, say.
+    /// Refusals of the planner, such as conflicts between objects that are valid each by itself.
     pub refused: Arc<Mutex<Receiver<Refusal>>>,
 }
 
-impl Echo {
-    pub fn new(programmed: watch::Receiver<bool>, refused: Receiver<Refusal>) -> Echo {
-        Echo { programmed, refused: Arc::new(Mutex::new(refused)) }
+impl Feedback {
+    pub fn new(programmed: watch::Receiver<bool>, refused: Receiver<Refusal>) -> Feedback {
+        Feedback { programmed, refused: Arc::new(Mutex::new(refused)) }
     }
 }
 
-/// Of nobody.
-impl Default for Echo {
-    fn default() -> Echo {
-        Echo::new(watch::channel(false).1, channel(1).1)
+/// Feedback that never reports anything.
+impl Default for Feedback {
+    fn default() -> Feedback {
+        Feedback::new(watch::channel(false).1, channel(1).1)
     }
 }
 
-impl Server {
-    /// Sends what the API server says and then every change of it, until nobody listens any more. An error only where the
-    /// credentials cannot be read at all.
-    pub async fn watch(self, batches: Sender<Batch>, echo: Echo) -> Result<(), AccessError> {
-        let Some(door) = self.open(&batches).await? else { return Ok(()) };
-        let (news, heard) = channel(UNDER_WAY);
-        let (notices, posted) = channel(NOTICES);
-        let (taint, tainted) = watch::channel(false);
+impl ApiServerSource {
+    /// Sends the objects and then every change, until the receiver is dropped. Fails only if the credentials cannot be
+    /// read at all.
+    pub async fn watch(self, batches: Sender<ChangeBatch>, feedback: Feedback) -> Result<(), AccessError> {
+        let Some(client) = self.connect(&batches).await? else { return Ok(()) };
+        let (update_sender, updates) = channel(UPDATE_QUEUE);
+        let (event_sender, events) = channel(EVENT_QUEUE);
+        let (taint_sender, is_tainted) = watch::channel(false);
         let mut tasks = JoinSet::new();
-        let [services, slices, nodes, pods] = self.selectors();
-        let found = Arc::new(Notify::new());
-        let follow = |selector| self.follow(&door, selector, &news, &found);
-        tasks.spawn(follow(services).run::<Service>());
-        tasks.spawn(follow(slices).run::<EndpointSlice>());
-        tasks.spawn(follow(nodes).run::<Node>());
-        if self.pods != Pods::None {
-            tasks.spawn(follow(pods).run::<Pod>());
-            tasks.spawn(follow(Selector::default()).run::<Read<LocalRedirectPolicySpec>>());
-        }
-        tasks.spawn(follow(Selector::default()).run::<Read<BalancingPolicySpec>>());
-        if self.pods == Pods::All {
-            tasks.spawn(follow(Selector::default()).run::<Namespace>());
-        }
-        if self.ranges {
-            tasks.spawn(follow(Selector::default()).run::<ServiceCIDR>());
-        }
-        if self.notices {
-            tasks.spawn(notice::post(door.client(), self.node.clone(), posted));
-            tasks.spawn(notice::look_up(door.client(), self.cluster.clone(), echo.refused, notices.clone()));
+        self.spawn_watchers(&client, update_sender, &mut tasks);
+        if self.post_events {
+            tasks.spawn(post_events(client.kube_client(), self.node.clone(), events));
+            let (cluster, refused) = (self.cluster.clone(), feedback.refused);
+            tasks.spawn(resolve_plan_refusals(client.kube_client(), cluster, refused, event_sender.clone()));
         }
         if self.clear_taint {
-            tasks.spawn(taint::clear(door.client(), self.node.clone(), tainted, echo.programmed));
+            let (node, programmed) = (self.node.clone(), feedback.programmed);
+            tasks.spawn(taint::remove_startup_taint(client.kube_client(), node, is_tainted, programmed));
         }
         if let Some(reports) = self.reports.clone() {
-            let namespace = self.report_namespace.clone();
-            tasks.spawn(report::keep(door.client(), namespace, self.node.clone(), reports));
+            let (namespace, node) = (self.report_namespace.clone(), self.node.clone());
+            tasks.spawn(report::write_reports(client.kube_client(), namespace, node, reports));
         }
-        drop(news);
-        let followed = self.followed();
-        let published = self.published();
-        let book = Book::new(Convert::new(&self.cluster, self.claim), &self.node, &followed, published);
+        let (watched, published) = (self.watched_kinds(), self.published_slices());
+        let converter = Converter::new(&self.cluster, self.service_filter);
+        let tracker = ObjectTracker::new(converter, &self.node, &watched, published);
         tokio::select! {
-            () = keep(book, heard, &door, &notices, &taint, &batches) => {}
+            () = send_batches(tracker, updates, &client, &event_sender, &taint_sender, &batches) => {}
             () = batches.closed() => {}
         }
         tasks.shutdown().await;
         Ok(())
     }
 
-    /// Credentials may take their time, which is told. `None`: nobody listens any more.
-    async fn open(&self, batches: &Sender<Batch>) -> Result<Option<Arc<Door>>, AccessError> {
-        let mut opening = Opening::begin(self.access.clone(), self.patience, self.passport.clone());
+    /// Credentials may take long, which is reported. `None` if the receiver was dropped.
+    async fn connect(&self, batches: &Sender<ChangeBatch>) -> Result<Option<Arc<FailoverClient>>, AccessError> {
+        let check = self.cluster_id_check.clone();
+        let mut pending = PendingClient::start(self.access.clone(), self.idle_timeout, check);
         loop {
-            let slow = match opening.wait().await {
+            let slow = match pending.wait().await {
                 Err(slow @ AccessError::Slow { .. }) => slow,
-                opened => return opened.map(Some),
+                connected => return connected.map(Some),
             };
-            if batches.send(Batch { error: Some(slow.to_string()), ..Batch::default() }).await.is_err() {
+            let batch = ChangeBatch { error: Some(slow.to_string()), ..ChangeBatch::default() };
+            if batches.send(batch).await.is_err() {
                 return Ok(None);
             }
         }
     }
 
-    fn follow(&self, door: &Arc<Door>, selector: Selector, news: &Sender<News>, found: &Arc<Notify>) -> Follow {
-        let (door, news, found) = (door.clone(), news.clone(), found.clone());
-        Follow { door, selector, patience: self.patience, news, found, era: 0 }
+    fn spawn_watchers(&self, client: &Arc<FailoverClient>, updates: Sender<WatchUpdate>, tasks: &mut JoinSet<()>) {
+        let [services, slices, nodes, pods] = self.selectors();
+        let any_listed = Arc::new(Notify::new());
+        let watcher = |selector| self.watcher(client, selector, &updates, &any_listed);
+        let all = || watcher(Selector::default());
+        tasks.spawn(watcher(services).run::<Service>());
+        tasks.spawn(watcher(slices).run::<EndpointSlice>());
+        tasks.spawn(watcher(nodes).run::<Node>());
+        if self.pods != PodScope::None {
+            tasks.spawn(watcher(pods).run::<Pod>());
+            tasks.spawn(all().run::<PolicyObject<LocalRedirectPolicySpec>>());
+        }
+        tasks.spawn(all().run::<PolicyObject<BalancingPolicySpec>>());
+        if self.pods == PodScope::All {
+            tasks.spawn(all().run::<Namespace>());
+        }
+        if self.watch_service_cidrs {
+            tasks.spawn(all().run::<ServiceCIDR>());
+        }
     }
 
-    /// Where everybody's pods are known, backends are worked out here and nobody's word for them is taken.
-    fn published(&self) -> Published {
-        Published {
-            policies: self.pods != Pods::All || self.role == Role::Controller,
-            nodes: self.nodes == Nodes::Controller,
+    fn watcher(
+        &self,
+        client: &Arc<FailoverClient>,
+        selector: Selector,
+        updates: &Sender<WatchUpdate>,
+        any_listed: &Arc<Notify>,
+    ) -> KindWatcher {
+        KindWatcher {
+            client: client.clone(),
+            selector,
+            idle_timeout: self.idle_timeout,
+            updates: updates.clone(),
+            any_listed: any_listed.clone(),
+            cluster_generation: 0,
+        }
+    }
+
+    /// An agent that watches all pods computes the backends of policies itself, and ignores published ones.
+    fn published_slices(&self) -> PublishedSlices {
+        PublishedSlices {
+            policies: self.pods != PodScope::All || self.role == SourceRole::Controller,
+            nodes: self.nodes == NodeScope::Controller,
             namespace: self.controller_namespace.clone(),
         }
     }
 
-    fn followed(&self) -> Vec<Kind> {
-        let mut kinds = vec![Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::Balancing];
-        if self.pods != Pods::None {
-            kinds.extend([Kind::Pod, Kind::LocalRedirect]);
+    fn watched_kinds(&self) -> Vec<ResourceKind> {
+        let mut kinds =
+            vec![ResourceKind::Service, ResourceKind::EndpointSlice, ResourceKind::Node, ResourceKind::BalancingPolicy];
+        if self.pods != PodScope::None {
+            kinds.extend([ResourceKind::Pod, ResourceKind::LocalRedirectPolicy]);
         }
-        kinds.extend(self.ranges.then_some(Kind::ServiceCidr));
-        kinds.extend((self.pods == Pods::All).then_some(Kind::Namespace));
+        kinds.extend(self.watch_service_cidrs.then_some(ResourceKind::ServiceCidr));
+        kinds.extend((self.pods == PodScope::All).then_some(ResourceKind::Namespace));
         kinds
     }
 
+    /// The selectors of Services, slices, Nodes and Pods.
     fn selectors(&self) -> [Selector; 4] {
-        let own = (self.nodes != Nodes::Watch).then(|| format!("metadata.name={}", self.node));
-        let pods = (self.pods == Pods::Own).then(|| format!("spec.nodeName={}", self.node));
+        let own_node = (self.nodes != NodeScope::Watch).then(|| format!("metadata.name={}", self.node));
+        let own_pods = (self.pods == PodScope::Own).then(|| format!("spec.nodeName={}", self.node));
         let [services, slices] = self.service_selectors();
-        [services, slices, Selector { labels: None, fields: own }, Selector { labels: None, fields: pods }]
+        [services, slices, Selector { labels: None, fields: own_node }, Selector { labels: None, fields: own_pods }]
     }
 
     fn service_selectors(&self) -> [Selector; 2] {
-        if self.claim.names {
-            // Every Service has a name, also those that nobody dials here.
+        if self.service_filter.dns_names {
+            // DNS needs all Services, also those that this host does not proxy.
             return [Selector::default(), Selector::default()];
         }
-        let name = match &self.claim.proxy_name {
+        let proxy_name = match &self.service_filter.proxy_name {
             None => format!("!{PROXY_NAME},!{HEADLESS}"),
             Some(name) => format!("{PROXY_NAME}={name},!{HEADLESS}"),
         };
         let slices = match self.role {
-            Role::Agent => format!("!{HEADLESS}"),
-            Role::Controller => format!("{MANAGED_BY}={MANAGER}"),
+            SourceRole::Agent => format!("!{HEADLESS}"),
+            SourceRole::Controller => format!("{MANAGED_BY}={MANAGER}"),
         };
-        // Servers before 1.31 do not know this field; then headless Services are left out here.
-        let services = Selector { labels: Some(name), fields: Some("spec.clusterIP!=None".into()) };
+        // Servers before 1.31 do not know this field. Headless Services are then skipped by the converter.
+        let services = Selector { labels: Some(proxy_name), fields: Some("spec.clusterIP!=None".into()) };
         [services, Selector { labels: Some(slices), fields: None }]
     }
 }
 
-/// The book's own loop: what has come in is taken in at once, and told at once.
-async fn keep(
-    mut book: Book,
-    mut heard: Receiver<News>,
-    door: &Door,
-    notices: &Sender<notice::Notice>,
-    taint: &watch::Sender<bool>,
-    batches: &Sender<Batch>,
+/// Applies all updates that are available, and sends one batch for them.
+async fn send_batches(
+    mut tracker: ObjectTracker,
+    mut updates: Receiver<WatchUpdate>,
+    client: &FailoverClient,
+    events: &Sender<RefusalEvent>,
+    is_tainted: &watch::Sender<bool>,
+    batches: &Sender<ChangeBatch>,
 ) {
-    while let Some(first) = heard.recv().await {
-        book.take(first, Instant::now());
-        while let Ok(more) = heard.try_recv() {
-            book.take(more, Instant::now());
+    while let Some(first) = updates.recv().await {
+        tracker.apply(first, Instant::now());
+        while let Ok(update) = updates.try_recv() {
+            tracker.apply(update, Instant::now());
         }
-        for notice in book.notices.drain(..) {
-            // More than can be posted: the log has them.
-            let _ = notices.try_send(notice);
+        for event in tracker.events.drain(..) {
+            // If the queue is full, the refusal is in the log only.
+            let _ = events.try_send(event);
         }
-        taint.send_if_modified(|is| std::mem::replace(is, book.tainted) != book.tainted);
-        if let Some(batch) = book.batch(door.server())
+        is_tainted.send_if_modified(|before| std::mem::replace(before, tracker.is_tainted) != tracker.is_tainted);
+        if let Some(batch) = tracker.next_batch(client.server())
             && batches.send(batch).await.is_err()
         {
             return;

@@ -1,39 +1,39 @@
-//! KubeEdge's edge cache (MetaServer) as a source of facts: plain HTTP on the edge host itself, which asks the cloud while
-//! it can and answers from a small database while it cannot.
+//! The edge cache of KubeEdge (MetaServer) as a source of objects: plain HTTP on the edge host itself. The cache asks
+//! the cloud while the link is up, and answers from a small database while it is down.
 //!
-//! It looks like an API server and is not quite one, so it has a follower of its own:
-//! - With nothing in its database it answers 200 and an empty list without a resourceVersion. That is no answer.
-//! - Its database lacks what was only listed and never watched, and a cloud that was just started loses the first word of
-//!   a watch on the way: a list from it (told by the `selfLink` that only those have) can add, and take nothing away.
-//! - Its watch ignores the resourceVersion that it is asked for: it begins with an ADDED for everything that it has, also
-//!   for what was deleted in the cloud while the link was down. `Sieve` tells what is news.
-//! - It sends no bookmarks, says nothing of what it missed, and a watch may be deaf after a cut: everything is listed and
-//!   watched anew every ten minutes, and after each cut, which `link` notices.
-//! - It knows no field selector but name and namespace: asked for the pods of a node it says that there are none.
-//! - On the way from the cloud EndpointSlices may be rewritten to 127.0.0.1:10550 (KubeEdge does so to lead pods to this
-//!   very cache, and not only for its own Service), so v1 Endpoints are read instead.
+//! The cache resembles an API server, but differs in these points:
+//! - With an empty database it answers 200 and an empty list without a resourceVersion. That is not a list.
+//! - Its database lacks objects that were only listed and never watched, and a cloud that was just started loses the
+//!   first event of a watch. So a list from the database (recognized by its `selfLink`) can add objects but delete
+//!   none.
+//! - Its watch ignores the requested resourceVersion and starts with an ADDED event for every object of the database,
+//!   also for objects that were deleted in the cloud while the link was down. `VersionFilter` drops these.
+//! - It sends no bookmarks and does not report missed events, and a watch may stay silent after an interruption. So
+//!   everything is listed and watched again every ten minutes and after each interruption, which `link` detects.
+//! - It supports field selectors for name and namespace only. A request for the pods of a node returns none.
+//! - EndpointSlices may be rewritten to 127.0.0.1:10550 on the way from the cloud (KubeEdge directs pods to the cache
+//!   in this way, and not only for its own Service). So v1 Endpoints are read instead.
 //!
-//! Every byte of it may come over a radio link. Read are Services, Endpoints (where names are answered also those of
-//! Services without a ClusterIP), and, one by one and every half an hour, the Nodes that those name: a watch of Nodes would carry every node's heartbeat. That a node
-//! is not ready is seen sooner by its Endpoints, which leave. Pods and policies are not read.
+//! Every byte may come over a metered radio link. So only Services and Endpoints are listed and watched, and the Nodes
+//! that the Endpoints name are read one by one every half an hour: a watch of Nodes would carry the heartbeat of every
+//! node. That a node is not ready shows earlier in the Endpoints. Pods and policies are not read.
 
-mod book;
-mod cache;
-mod follow;
+mod client;
 mod link;
-mod sieve;
+mod tracker;
+mod version_filter;
+mod watcher;
 
-use crate::api::{LoadError, Passport};
-use crate::convert::{Claim, Convert};
-use crate::folder::Batch;
+use crate::api::{ClusterIdCheck, LoadError};
+use crate::convert::{Converter, ServiceFilter};
+use crate::folder::ChangeBatch;
 use crate::snapshot::Snapshot;
-use book::Book;
-pub use cache::Traffic;
-use cache::{Cache, CacheError};
-use follow::{News, Way, follow, follow_nodes};
+use beeline_model::Name;
+pub use client::TrafficCounter;
+use client::{EdgeCacheClient, EdgeCacheError};
 use http::Uri;
 use k8s_openapi::api::core::v1::{Endpoints, Service};
-use link::{Link, feel};
+use link::LinkState;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -41,93 +41,102 @@ use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tracker::EdgeTracker;
+use watcher::{EdgeUpdate, EdgeWatcher, read_nodes};
 
-/// Where KubeEdge puts it.
-pub const EDGE_CACHE: &str = "http://127.0.0.1:10550";
-const UNDER_WAY: usize = 64;
+/// KubeEdge's default.
+pub const DEFAULT_EDGE_CACHE_URL: &str = "http://127.0.0.1:10550";
+/// Updates between the watchers and the tracker. A watcher that is faster than the tracker waits.
+const UPDATE_QUEUE: usize = 64;
 
-/// How often what is asked for again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rhythm {
-    /// Everything is listed anew.
-    pub list: Duration,
-    /// Whether the cloud is there.
-    pub pulse: Duration,
-    /// A Node is read again.
+pub struct EdgeIntervals {
+    /// Between two lists of everything.
+    pub relist: Duration,
+    /// Between two probes of the link to the cloud.
+    pub probe: Duration,
+    /// Between two reads of the same Node.
     pub node: Duration,
 }
 
-impl Default for Rhythm {
-    fn default() -> Rhythm {
-        Rhythm { list: Duration::from_secs(600), pulse: Duration::from_secs(20), node: Duration::from_secs(1800) }
+impl Default for EdgeIntervals {
+    fn default() -> EdgeIntervals {
+        EdgeIntervals {
+            relist: Duration::from_secs(600),
+            probe: Duration::from_secs(20),
+            node: Duration::from_secs(1800),
+        }
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct Edge {
+pub struct EdgeCacheSource {
     pub server: Uri,
+    /// The name of the cluster in the configuration.
     pub cluster: String,
-    /// Of this host.
+    /// The node of this host.
     pub node: String,
-    pub claim: Claim,
-    pub rhythm: Rhythm,
-    pub traffic: Arc<Traffic>,
-    /// `None`: whichever cluster answers is believed.
-    pub passport: Option<Passport>,
+    pub service_filter: ServiceFilter,
+    pub intervals: EdgeIntervals,
+    pub traffic: Arc<TrafficCounter>,
+    /// `None` accepts any cluster.
+    pub cluster_id_check: Option<ClusterIdCheck>,
 }
 
-impl Edge {
-    /// Where a cache is, as a URL says it: on this host. It asks nobody who he is, and what it says goes into the kernel.
-    pub fn parse(url: &str) -> Option<Uri> {
+impl EdgeCacheSource {
+    /// Parses the URL of a cache. It must be on this host: the cache has no authentication, and its objects are
+    /// programmed into the kernel.
+    pub fn parse_url(url: &str) -> Option<Uri> {
         let uri: Uri = url.parse().ok()?;
         let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
-        let here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-        (here && uri.scheme_str() == Some("http")).then_some(uri)
+        let is_local = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        (is_local && uri.scheme_str() == Some("http")).then_some(uri)
     }
 
-    /// All that the cache says now, listed once and not followed.
+    /// Lists all objects of the cache once, without watching them.
     pub async fn load(self) -> Result<Snapshot, LoadError> {
-        let (tx, mut batches) = channel::<Batch>(UNDER_WAY);
+        let (sender, mut batches) = channel::<ChangeBatch>(UPDATE_QUEUE);
         let mut snapshot = Snapshot::default();
-        let take = async {
+        let apply = async {
             while let Some(batch) = batches.recv().await {
-                batch.facts.into_iter().for_each(|fact| snapshot.apply(fact));
+                batch.changes.into_iter().for_each(|change| snapshot.apply(change));
                 snapshot.refusals = batch.refusals.to_vec();
                 if batch.synced {
                     return Ok(snapshot);
                 }
-                // Of the other kind the database may be about to answer.
-                batch.error.filter(|_| !batch.second_hand).map_or(Ok(()), |why| Err(LoadError::List(why)))?;
+                // After one list from the database, the list of the other kind may still follow.
+                batch.error.filter(|_| !batch.from_cache).map_or(Ok(()), |error| Err(LoadError::List(error)))?;
             }
-            Err(LoadError::List("the edge cache ended".into()))
+            Err(LoadError::List("the watch of the edge cache ended".into()))
         };
         tokio::select! {
-            taken = take => taken,
-            Err(error) = self.watch(tx) => Err(LoadError::List(error.to_string())),
+            loaded = apply => loaded,
+            Err(error) = self.watch(sender) => Err(LoadError::List(error.to_string())),
         }
     }
 
-    /// Sends what the cache says and then every change of it, until nobody listens any more.
-    pub async fn watch(self, batches: Sender<Batch>) -> Result<(), CacheError> {
-        let cache = Cache::open(&self.server, self.traffic.clone(), self.passport.clone())?;
-        let (news, heard) = channel(UNDER_WAY);
-        let (needs, needed) = watch::channel(BTreeSet::from([self.node.as_str().into()]));
-        let (feels, link) = watch::channel(Link::default());
-        let way = || Way {
-            cache: cache.clone(),
-            rhythm: self.rhythm,
-            names: self.claim.names,
+    /// Sends the objects and then every change, until the receiver is dropped.
+    pub async fn watch(self, batches: Sender<ChangeBatch>) -> Result<(), EdgeCacheError> {
+        let client = EdgeCacheClient::new(&self.server, self.traffic.clone(), self.cluster_id_check.clone())?;
+        let (update_sender, updates) = channel(UPDATE_QUEUE);
+        let (needed_sender, needed_nodes) = watch::channel(BTreeSet::from([Name::from(self.node.as_str())]));
+        let (link_sender, link) = watch::channel(LinkState::default());
+        let watcher = || EdgeWatcher {
+            client: client.clone(),
+            intervals: self.intervals,
+            dns_names: self.service_filter.dns_names,
             link: link.clone(),
-            news: news.clone(),
+            updates: update_sender.clone(),
         };
         let mut tasks = JoinSet::new();
-        tasks.spawn(follow::<Service>(way()));
-        tasks.spawn(follow::<Endpoints>(way()));
-        tasks.spawn(feel(cache.clone(), self.rhythm.pulse, feels));
-        tasks.spawn(follow_nodes(cache.clone(), self.rhythm.node, needed, news.clone()));
-        let book = Book::new(Convert::new(&self.cluster, self.claim), self.node.as_str().into());
+        tasks.spawn(watcher().run::<Service>());
+        tasks.spawn(watcher().run::<Endpoints>());
+        tasks.spawn(link::probe(client.clone(), self.intervals.probe, link_sender));
+        tasks.spawn(read_nodes(client.clone(), self.intervals.node, needed_nodes, update_sender.clone()));
+        let converter = Converter::new(&self.cluster, self.service_filter);
+        let tracker = EdgeTracker::new(converter, self.node.as_str().into());
         tokio::select! {
-            () = keep(book, heard, &needs, &self.server, &batches) => {}
+            () = send_batches(tracker, updates, &needed_sender, &self.server, &batches) => {}
             () = batches.closed() => {}
         }
         tasks.shutdown().await;
@@ -135,25 +144,25 @@ impl Edge {
     }
 }
 
-/// What has come in is taken in at once, and told at once.
-async fn keep(
-    mut book: Book,
-    mut heard: Receiver<News>,
-    needs: &watch::Sender<BTreeSet<beeline_model::Name>>,
+/// Applies all updates that are available, and sends one batch for them.
+async fn send_batches(
+    mut tracker: EdgeTracker,
+    mut updates: Receiver<EdgeUpdate>,
+    needed_nodes: &watch::Sender<BTreeSet<Name>>,
     server: &Uri,
-    batches: &Sender<Batch>,
+    batches: &Sender<ChangeBatch>,
 ) {
     let server = server.to_string().trim_end_matches('/').to_owned();
-    while let Some(first) = heard.recv().await {
-        book.take(first);
-        while let Ok(more) = heard.try_recv() {
-            book.take(more);
+    while let Some(first) = updates.recv().await {
+        tracker.apply(first);
+        while let Ok(update) = updates.try_recv() {
+            tracker.apply(update);
         }
-        needs.send_if_modified(|before| {
-            let now = book.needed();
+        needed_nodes.send_if_modified(|before| {
+            let now = tracker.needed_nodes();
             std::mem::replace(before, now) != *before
         });
-        if let Some(batch) = book.batch(&server)
+        if let Some(batch) = tracker.next_batch(&server)
             && batches.send(batch).await.is_err()
         {
             return;

@@ -1,12 +1,14 @@
-//! The files of a folder: which of them changed, what they say now, what therefore differs. Synchronous; the watcher
-//! decides when.
+//! The files of a folder: which of them changed, what they contain now, and the resulting changes of objects. This
+//! module is synchronous; `folder_watcher` decides when to look at the folder.
 
-use crate::convert::{Claim, Convert};
-use crate::index::{Change, Holding, Index};
-use crate::manifest::{self, Format, Reading};
-use crate::object::Identity;
+use crate::convert::{Converter, ServiceFilter};
+use crate::manifest::{self, FileContents, ManifestFormat};
+use crate::manifest_index::{FileKeys, FileUpdate, ManifestIndex};
+use crate::refusals::RefusalTracker;
+use crate::source_key::SourceKey;
 use beeline_model::Name;
-use beeline_model::fact::{Fact, Refusal};
+use beeline_model::change::Change;
+use beeline_model::refusal::{FileRef, Refusal, RefusalReason};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
 use std::io::{self, BufReader, ErrorKind};
@@ -14,25 +16,25 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read the manifest folder {}: {source}; create it, or name another (--manifests, `folder` of a cluster)", path.display())]
+#[error("cannot read the manifest folder {}: {source}; create it, or name another one (--manifests, `manifests` of a cluster)", path.display())]
 pub struct FolderError {
     path: PathBuf,
     source: io::Error,
 }
 
-/// Equal: the file has not been written since.
+/// Two equal stamps mean that the file was not written in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    place: (u64, u64),
+struct FileStamp {
+    inode: (u64, u64),
     size: u64,
     modified: (i64, i64),
     changed: (i64, i64),
 }
 
-impl Stamp {
-    fn of(meta: &Metadata) -> Stamp {
-        Stamp {
-            place: (meta.dev(), meta.ino()),
+impl FileStamp {
+    fn of(meta: &Metadata) -> FileStamp {
+        FileStamp {
+            inode: (meta.dev(), meta.ino()),
             size: meta.size(),
             modified: (meta.mtime(), meta.mtime_nsec()),
             changed: (meta.ctime(), meta.ctime_nsec()),
@@ -40,31 +42,37 @@ impl Stamp {
     }
 }
 
-struct Known {
-    stamp: Stamp,
-    claimed: Box<[Identity]>,
-    refusals: Vec<Refusal>,
-    broken: bool,
+/// A file that has been read.
+struct KnownFile {
+    stamp: FileStamp,
+    keys: Box<[SourceKey]>,
+    is_incomplete: bool,
 }
 
-/// What a file that is there says, but for its objects.
-struct News {
-    stamp: Stamp,
+/// What was read of a file that exists, apart from its objects.
+struct ReadFile {
+    stamp: FileStamp,
     refusals: Vec<Refusal>,
-    broken: bool,
+    is_incomplete: bool,
 }
 
-pub(crate) struct Files {
+pub(crate) struct ManifestFiles {
     path: PathBuf,
-    convert: Convert,
-    index: Index,
-    known: BTreeMap<Name, Known>,
+    converter: Converter,
+    index: ManifestIndex,
+    known: BTreeMap<Name, KnownFile>,
+    refusals: RefusalTracker<Name>,
 }
 
-impl Files {
-    pub(crate) fn new(path: PathBuf, cluster: &str, claim: Claim) -> Files {
-        let index = Index::new(cluster.into());
-        Files { path, convert: Convert::new(cluster, claim), index, known: BTreeMap::new() }
+impl ManifestFiles {
+    pub(crate) fn new(path: PathBuf, cluster: &str, filter: ServiceFilter) -> ManifestFiles {
+        ManifestFiles {
+            path,
+            converter: Converter::new(cluster, filter),
+            index: ManifestIndex::default(),
+            known: BTreeMap::new(),
+            refusals: RefusalTracker::default(),
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -72,121 +80,127 @@ impl Files {
     }
 
     pub(crate) fn refusals(&self) -> Vec<Refusal> {
-        let mut refusals: Vec<Refusal> = self.known.values().flat_map(|known| known.refusals.iter().cloned()).collect();
-        refusals.extend(self.index.refusals());
-        refusals
+        self.refusals.iter().cloned().chain(self.index.refusals()).collect()
     }
 
-    /// Every file could be read to its end.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.known.values().all(|known| !known.broken)
+    /// Whether every file was read completely.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.known.values().all(|known| !known.is_incomplete)
     }
 
-    /// Reads what changed. `touched`: files that have been written even if they look the same (twice within one tick
-    /// of the file system's clock). `writing`: files that somebody is writing just now, so left as they are.
+    /// Reads the files that changed. `touched` files are read even if their stamp is the same, because a file may be
+    /// written twice within one tick of the file system's clock. `writing` files are open for writing and left as they
+    /// are.
     pub(crate) fn refresh(
         &mut self,
         touched: &BTreeSet<Name>,
         writing: &BTreeSet<Name>,
-    ) -> Result<Vec<Fact>, FolderError> {
+    ) -> Result<Vec<Change>, FolderError> {
         let listing = list(&self.path).map_err(|source| FolderError { path: self.path.clone(), source })?;
-        let stale = self.stale(&listing, touched, writing);
-        if stale.is_empty() {
+        let changed = self.changed_files(&listing, touched, writing);
+        if changed.is_empty() {
             return Ok(Vec::new());
         }
-        let read = stale.into_iter().map(|name| self.read(name, &listing)).collect::<Vec<_>>();
-        let (changes, news): (Vec<Change>, Vec<_>) = read.into_iter().unzip();
-        let (facts, holdings) = self.index.apply(changes);
-        for (holding, news) in holdings.into_iter().zip(news) {
-            self.remember(holding, news);
+        let read = changed.into_iter().map(|name| self.read(name, &listing)).collect::<Vec<_>>();
+        let (updates, files): (Vec<FileUpdate>, Vec<_>) = read.into_iter().unzip();
+        let (changes, keys) = self.index.apply(updates);
+        for (keys, file) in keys.into_iter().zip(files) {
+            self.store(keys, file);
         }
-        self.convert.trim(self.index.len());
-        Ok(facts)
+        self.converter.trim(self.index.len());
+        Ok(changes)
     }
 
-    fn stale(
+    fn changed_files(
         &self,
-        listing: &BTreeMap<Name, Stamp>,
+        listing: &BTreeMap<Name, FileStamp>,
         touched: &BTreeSet<Name>,
         writing: &BTreeSet<Name>,
     ) -> BTreeSet<Name> {
-        let changed = |name: &Name| {
+        let is_changed = |name: &Name| {
             let known = self.known.get(name).map(|known| &known.stamp);
             known != listing.get(name) || known.is_some() && touched.contains(name)
         };
         let names = listing.keys().chain(self.known.keys());
-        let mut stale: BTreeSet<Name> =
-            names.filter(|name| changed(name) && !writing.contains(*name)).cloned().collect();
-        // Whoever loses a claim must be read beside who may win it, and may lose others by that.
-        let mut open: Vec<Name> = stale.iter().cloned().collect();
+        let mut changed: BTreeSet<Name> =
+            names.filter(|name| is_changed(name) && !writing.contains(*name)).cloned().collect();
+        // A file that shares an object with a changed file must be read too, and so must the files that share other
+        // objects with that file.
+        let mut open: Vec<Name> = changed.iter().cloned().collect();
         while let Some(known) = open.pop().map(|name| self.known.get(&name)) {
-            let rivals = known.iter().flat_map(|known| self.index.rivals(&known.claimed));
-            open.extend(rivals.filter(|rival| stale.insert(Name::clone(rival))).cloned());
+            let sharing = known.iter().flat_map(|known| self.index.files_with_same_objects(&known.keys));
+            open.extend(sharing.filter(|other| changed.insert(Name::clone(other))).cloned());
         }
-        stale
+        changed
     }
 
-    /// What the file says now, and what to remember of it (nothing if it is gone).
-    fn read(&mut self, name: Name, listing: &BTreeMap<Name, Stamp>) -> (Change, Option<News>) {
-        let old = self.known.get_mut(&name).map(|known| std::mem::take(&mut known.claimed)).unwrap_or_default();
+    /// The update of the file, and `None` instead of a `ReadFile` if the file was removed.
+    fn read(&mut self, name: Name, listing: &BTreeMap<Name, FileStamp>) -> (FileUpdate, Option<ReadFile>) {
+        let previous = self.known.get_mut(&name).map(|known| std::mem::take(&mut known.keys)).unwrap_or_default();
         let found = listing.get(&name).map(|stamp| (*stamp, self.open(&name)));
-        let (reading, news) = match found {
-            None => (Reading::default(), None),
-            Some((_, Err(bad))) if bad.kind() == ErrorKind::NotFound => (Reading::default(), None),
-            Some((stamp, Err(bad))) => (unreadable(&name, &bad), Some(stamp)),
-            // Somebody has cut it off and may not have written it again yet.
-            Some((_, Ok((stamp, _)))) if stamp.size == 0 && !old.is_empty() => (empty(&name), Some(stamp)),
+        let (contents, stamp) = match found {
+            None => (FileContents::default(), None),
+            Some((_, Err(error))) if error.kind() == ErrorKind::NotFound => (FileContents::default(), None),
+            Some((stamp, Err(error))) => {
+                let message = format!("cannot be opened: {error}");
+                (unusable(&name, RefusalReason::Unreadable, message), Some(stamp))
+            }
+            // The file may have been truncated by a program that has not written the new content yet.
+            Some((_, Ok((stamp, _)))) if stamp.size == 0 && !previous.is_empty() => {
+                let message = "is empty; remove the file to delete its objects".into();
+                (unusable(&name, RefusalReason::Empty, message), Some(stamp))
+            }
             Some((_, Ok((stamp, file)))) => {
-                let reading = manifest::read(&name, format_of(&name), BufReader::new(file), &mut self.convert);
-                (reading, Some(stamp))
+                let contents = manifest::read(&name, format_of(&name), BufReader::new(file), &mut self.converter);
+                (contents, Some(stamp))
             }
         };
-        let Reading { objects, refusals, broken } = reading;
-        (Change { file: name, old, objects, keep: broken }, news.map(|stamp| News { stamp, refusals, broken }))
+        let FileContents { objects, refusals, is_incomplete } = contents;
+        let update = FileUpdate { file: name, previous, objects, keep_missing: is_incomplete };
+        (update, stamp.map(|stamp| ReadFile { stamp, refusals, is_incomplete }))
     }
 
-    fn open(&self, name: &Name) -> io::Result<(Stamp, File)> {
+    fn open(&self, name: &Name) -> io::Result<(FileStamp, File)> {
         let file = File::open(self.path.join(&**name))?;
-        Ok((Stamp::of(&file.metadata()?), file))
+        Ok((FileStamp::of(&file.metadata()?), file))
     }
 
-    fn remember(&mut self, holding: Holding, news: Option<News>) {
-        let Holding { file, claimed, kept } = holding;
-        let Some(News { stamp, mut refusals, broken }) = news else {
+    fn store(&mut self, keys: FileKeys, read: Option<ReadFile>) {
+        let FileKeys { file, keys, kept } = keys;
+        let Some(ReadFile { stamp, mut refusals, is_incomplete }) = read else {
             self.known.remove(&file);
+            self.refusals.clear(&file);
             return;
         };
         if kept > 0 {
-            let message = format!("{kept} objects that it gave before stay as they were until it can be read whole");
-            refusals.push(Refusal { subject: format!("file {file}"), reason: "kept", message });
+            let message =
+                format!("{kept} objects that it defined before stay in effect until it can be read completely");
+            refusals.push(Refusal::new(whole_file(&file), RefusalReason::Kept, message));
         }
-        self.known.insert(file, Known { stamp, claimed, refusals, broken });
+        self.refusals.set(&file, refusals);
+        self.known.insert(file, KnownFile { stamp, keys, is_incomplete });
     }
 }
 
-fn unreadable(name: &str, bad: &io::Error) -> Reading {
-    broken(name, "unreadable", format!("cannot be opened: {bad}"))
+fn whole_file(name: &str) -> FileRef {
+    FileRef { name: name.into(), document: None, item: None }
 }
 
-fn empty(name: &str) -> Reading {
-    broken(name, "empty", "is empty; to take its objects back, remove the file".into())
+fn unusable(name: &str, reason: RefusalReason, message: String) -> FileContents {
+    let refusals = vec![Refusal::new(whole_file(name), reason, message)];
+    FileContents { refusals, is_incomplete: true, ..FileContents::default() }
 }
 
-fn broken(name: &str, reason: &'static str, message: String) -> Reading {
-    let refusal = Refusal { subject: format!("file {name}"), reason, message };
-    Reading { refusals: vec![refusal], broken: true, ..Reading::default() }
-}
-
-/// The manifests of the folder, not of folders in it, as `kubectl apply -f DIR` takes them. Hidden files are editors'
-/// and, in a mounted ConfigMap, the old generation.
-fn list(path: &Path) -> io::Result<BTreeMap<Name, Stamp>> {
+/// The manifests in the folder, without subfolders, as `kubectl apply -f DIR` reads them. Hidden files are temporary
+/// files of editors and, in a mounted ConfigMap, the previous generation.
+fn list(path: &Path) -> io::Result<BTreeMap<Name, FileStamp>> {
     let mut listing = BTreeMap::new();
     for entry in std::fs::read_dir(path)? {
         let name = entry?.file_name();
         let Some(name) = name.to_str().filter(|name| is_manifest(name)) else { continue };
-        // Follows links; one that leads nowhere is no file.
+        // This follows symbolic links. A dangling link is not a file.
         match std::fs::metadata(path.join(name)) {
-            Ok(meta) if meta.is_file() => drop(listing.insert(Name::from(name), Stamp::of(&meta))),
+            Ok(meta) if meta.is_file() => drop(listing.insert(Name::from(name), FileStamp::of(&meta))),
             _ => continue,
         }
     }
@@ -197,6 +211,6 @@ fn is_manifest(name: &str) -> bool {
     !name.starts_with('.') && [".yaml", ".yml", ".json"].iter().any(|end| name.ends_with(end))
 }
 
-fn format_of(name: &str) -> Format {
-    if name.ends_with(".json") { Format::Json } else { Format::Yaml }
+fn format_of(name: &str) -> ManifestFormat {
+    if name.ends_with(".json") { ManifestFormat::Json } else { ManifestFormat::Yaml }
 }

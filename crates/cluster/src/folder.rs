@@ -1,79 +1,81 @@
-//! A folder of manifests as a source of facts.
+//! A folder of manifests as a source of objects.
 
-use crate::convert::{Claim, Convert};
-use crate::files::{Files, FolderError};
-use crate::index::{Change, Index};
-use crate::manifest::{self, Format};
+use crate::convert::{Converter, ServiceFilter};
+use crate::files::{FolderError, ManifestFiles};
+use crate::folder_watcher;
+use crate::manifest::{self, ManifestFormat};
+use crate::manifest_index::{FileUpdate, ManifestIndex};
 use crate::snapshot::Snapshot;
-use crate::watch;
-use beeline_model::fact::{Fact, Refusal};
+use beeline_model::change::Change;
+use beeline_model::refusal::Refusal;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
 
-/// What differs from the batch before, and how the source is now.
+/// The changes since the previous batch of a source, and the current state of the source.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Batch {
-    /// What is new or other first, what is gone last.
-    pub facts: Vec<Fact>,
-    /// All that is refused now, not only what is new.
+pub struct ChangeBatch {
+    /// Upserts first, deletions last.
+    pub changes: Vec<Change>,
+    /// All current refusals, not only the new ones.
     pub refusals: Arc<[Refusal]>,
-    /// The source has been read as a whole at least once.
+    /// The source has been read completely at least once, as far as it can be read.
     pub synced: bool,
-    /// Nothing of it was unreadable.
-    pub whole: bool,
-    /// Some of it comes from a copy that may be older than what was heard before, by whomever.
-    pub second_hand: bool,
-    /// The source cannot be read; what it gave before holds.
+    /// Every object of the source is known.
+    pub complete: bool,
+    /// Some objects come from a cache and may be older than objects that were known before.
+    pub from_cache: bool,
+    /// Why the source cannot be read. Its last known state stays in effect.
     pub error: Option<String>,
-    /// When the first of these facts came in; `None`: now.
-    pub heard: Option<Instant>,
-    /// When the changes behind these facts happened, by their slices' own word.
-    pub triggers: Vec<SystemTime>,
-    /// The API server that is asked now.
+    /// When the first of these changes was received. `None` means now.
+    pub received_at: Option<Instant>,
+    /// When the changes were triggered, according to the annotations of their EndpointSlices.
+    pub trigger_times: Vec<SystemTime>,
+    /// The API server or edge cache that is in use.
     pub server: Option<String>,
 }
 
-pub struct Folder {
+pub struct FolderSource {
     path: PathBuf,
     cluster: String,
-    claim: Claim,
+    filter: ServiceFilter,
 }
 
-impl Folder {
-    pub fn new(path: impl Into<PathBuf>, cluster: &str, claim: Claim) -> Folder {
-        Folder { path: path.into(), cluster: cluster.into(), claim }
+impl FolderSource {
+    pub fn new(path: impl Into<PathBuf>, cluster: &str, filter: ServiceFilter) -> FolderSource {
+        FolderSource { path: path.into(), cluster: cluster.into(), filter }
     }
 
-    /// All that the folder says now.
+    /// Reads the folder once.
     pub fn load(&self) -> Result<Snapshot, FolderError> {
-        let mut files = Files::new(self.path.clone(), &self.cluster, self.claim.clone());
-        let facts = files.refresh(&BTreeSet::new(), &BTreeSet::new())?;
-        Ok(snapshot(facts, files.refusals()))
+        let mut files = ManifestFiles::new(self.path.clone(), &self.cluster, self.filter.clone());
+        let changes = files.refresh(&BTreeSet::new(), &BTreeSet::new())?;
+        Ok(snapshot(changes, files.refusals()))
     }
 
-    /// Sends what the folder says and then every change of it, until nobody listens any more. Says nothing if nothing
+    /// Sends the objects of the folder and then every change, until the receiver is dropped. Nothing is sent if nothing
     /// changed.
-    pub async fn watch(self, batches: Sender<Batch>) {
-        watch::watch(Files::new(self.path, &self.cluster, self.claim), batches).await;
+    pub async fn watch(self, batches: Sender<ChangeBatch>) {
+        folder_watcher::watch(ManifestFiles::new(self.path, &self.cluster, self.filter), batches).await;
     }
 }
 
-/// Manifests from memory: what a folder with this one file would say.
-pub fn parse(input: &[u8], format: Format, convert: &mut Convert) -> Snapshot {
-    let reading = manifest::read("input", format, input, convert);
-    let mut index = Index::new(convert.cluster().clone());
-    let change = Change { file: "input".into(), old: Box::default(), objects: reading.objects, keep: false };
-    let (facts, _) = index.apply(vec![change]);
-    let mut refusals = reading.refusals;
+/// Parses manifests in memory, as if they were the only file of a folder.
+pub fn parse_manifests(input: &[u8], format: ManifestFormat, converter: &mut Converter) -> Snapshot {
+    let contents = manifest::read("input", format, input, converter);
+    let mut index = ManifestIndex::default();
+    let update =
+        FileUpdate { file: "input".into(), previous: Box::default(), objects: contents.objects, keep_missing: false };
+    let (changes, _) = index.apply(vec![update]);
+    let mut refusals = contents.refusals;
     refusals.extend(index.refusals());
-    snapshot(facts, refusals)
+    snapshot(changes, refusals)
 }
 
-fn snapshot(facts: Vec<Fact>, refusals: Vec<Refusal>) -> Snapshot {
+fn snapshot(changes: Vec<Change>, refusals: Vec<Refusal>) -> Snapshot {
     let mut snapshot = Snapshot { refusals, ..Snapshot::default() };
-    facts.into_iter().for_each(|fact| snapshot.apply(fact));
+    changes.into_iter().for_each(|change| snapshot.apply(change));
     snapshot
 }

@@ -1,38 +1,47 @@
-//! Kubernetes, turned into facts: `convert` says what an object means; an API server and a folder of manifests are the two
-//! sources of objects.
-//! Nothing of Kubernetes' own types goes further than this crate.
+//! Reads Kubernetes objects and converts them to the types of `beeline_model`.
+//!
+//! Three sources deliver objects: an API server, the edge cache of KubeEdge, and a folder of manifests. `convert`
+//! defines what an object means, identically for all of them. Kubernetes' own types are used in this crate only.
 #![forbid(unsafe_code)]
 
 mod api;
-mod check;
+mod backoff;
 mod convert;
-mod default;
+mod defaults;
 mod document;
 mod edge;
 mod files;
 mod folder;
-mod index;
+mod folder_watcher;
+mod invariants;
 mod kind;
+mod list_tracker;
 mod manifest;
-mod mirror;
-mod object;
-mod orphan;
+mod manifest_index;
+mod manifest_object;
+mod mirrored_endpoints;
+mod orphans;
+mod parser;
 pub mod policy;
+mod rate_limiter;
+mod readiness;
+mod refusals;
 mod snapshot;
-mod tree;
-mod watch;
+mod source_key;
+mod wire;
 
 pub use api::{
-    Access, AccessError, Echo, LoadError, Nodes, PATIENCE, Passport, Pods, REPORT, Reports, Role, STARTUP_TAINT,
-    Server, connect, read_report, report_name,
+    Access, AccessError, ApiServerSource, ClusterIdCheck, Feedback, LoadError, NodeScope, PodScope, REPORT_LABEL,
+    ReportSettings, STARTUP_TAINT, SourceRole, WATCH_IDLE_TIMEOUT, connect, read_report, report_name,
 };
-pub use check::check;
 pub use convert::published::{
     MANAGED_BY, MANAGER, NODES as NODES_LABEL, POLICY as POLICY_LABEL, node_slice_object, policy_slice_object,
 };
-pub use convert::{Claim, Convert, Converted, Unserved};
-pub use edge::{EDGE_CACHE, Edge, Rhythm, Traffic};
+pub use convert::{Converted, Converter, ServiceFilter, Unserved};
+pub use edge::{DEFAULT_EDGE_CACHE_URL, EdgeCacheSource, EdgeIntervals, TrafficCounter};
 pub use files::FolderError;
-pub use folder::{Batch, Folder, parse};
-pub use manifest::Format;
+pub use folder::{ChangeBatch, FolderSource, parse_manifests};
+pub use invariants::check_conversion;
+pub use manifest::ManifestFormat;
+pub use rate_limiter::RateLimiter;
 pub use snapshot::{Snapshot, diff};

@@ -1,15 +1,19 @@
-//! One file of manifests: documents to objects to facts. Each object is converted as soon as it is parsed and dropped at
-//! once, so the memory needed is that of the facts, not of the file.
+//! Reads one file of manifests: documents to Kubernetes objects to objects of the model. Each object is converted as
+//! soon as it is parsed, so the memory use is that of the converted objects, not of the file.
 
-use crate::convert::{Convert, Converted, Unserved, kind_text, subject};
-use crate::document::{Document, Documents};
-use crate::kind::{self, Kind};
-use crate::object::{Body, Identity, Object, Place};
+use crate::convert::{Converted, Converter, Unserved, object_ref};
+use crate::defaults;
+use crate::document::{Document, DocumentReader};
+use crate::kind::{self, ResourceKind};
+use crate::manifest_object::{Content, ManifestObject, Place, title};
+use crate::parser::{self, ItemSink, ParsedDocument};
 use crate::policy::{BalancingPolicy, LocalRedirectPolicy};
-use crate::tree::{self, Tree};
-use crate::{default, object};
-use beeline_model::fact::{Refusal, Slice};
+use crate::source_key::{SourceKey, policy_kind};
+use beeline_model::Name;
+use beeline_model::change::ObjectKey;
+use beeline_model::object::Object;
 use beeline_model::policy::{Policy, PolicyKind};
+use beeline_model::refusal::{FileRef, Refusal, RefusalReason};
 use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
@@ -20,70 +24,72 @@ use serde_json::Value;
 use std::io::BufRead;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Documents between `---` lines.
+pub enum ManifestFormat {
+    /// Documents that are separated by `---` lines.
     Yaml,
-    /// One value after the other.
+    /// Concatenated values.
     Json,
 }
 
-/// What a file says.
+/// The content of a file.
 #[derive(Default)]
-pub(crate) struct Reading {
-    pub(crate) objects: Vec<Object>,
+pub(crate) struct FileContents {
+    pub(crate) objects: Vec<ManifestObject>,
     pub(crate) refusals: Vec<Refusal>,
-    /// Something was refused whole: what the file gave before and does not give now may be hidden in there, so its
-    /// absence means nothing.
-    pub(crate) broken: bool,
+    /// A document or object was refused as a whole. It may contain objects that the file defined before, so their
+    /// absence from `objects` does not mean that they were removed.
+    pub(crate) is_incomplete: bool,
 }
 
-pub(crate) fn read(file: &str, format: Format, input: impl BufRead, convert: &mut Convert) -> Reading {
-    let mut reader = Reader { file, convert, reading: Reading::default() };
+pub(crate) fn read(file: &str, format: ManifestFormat, input: impl BufRead, converter: &mut Converter) -> FileContents {
+    let mut reader = ManifestReader { file, converter, contents: FileContents::default() };
     match format {
-        Format::Yaml => reader.read_yaml(input),
-        Format::Json => reader.read_json(input),
+        ManifestFormat::Yaml => reader.read_yaml(input),
+        ManifestFormat::Json => reader.read_json(input),
     }
-    reader.reading
+    reader.contents
 }
 
-struct Reader<'a> {
+struct ManifestReader<'a> {
     file: &'a str,
-    convert: &'a mut Convert,
-    reading: Reading,
+    converter: &'a mut Converter,
+    contents: FileContents,
 }
 
-impl Reader<'_> {
+impl ManifestReader<'_> {
     fn read_yaml(&mut self, input: impl BufRead) {
-        for document in Documents::new(input) {
+        for document in DocumentReader::new(input) {
             match document {
                 Ok(document) => self.read_document(&document),
-                Err(bad) => return self.refuse_file("unreadable", &format!("cannot be read: {bad}")),
+                Err(error) => return self.refuse(None, RefusalReason::Unreadable, format!("cannot be read: {error}")),
             }
         }
     }
 
     fn read_document(&mut self, document: &Document) {
-        if document.too_large {
-            return self.refuse(Place::document(document.number), "tooLarge", "too large: split it".into());
+        if document.is_too_large {
+            let place = Place::document(document.number);
+            return self.refuse(Some(place), RefusalReason::TooLarge, "too large: split it".into());
         }
-        self.collect(document.number, |sink| tree::parse_yaml(&document.text, document.line, sink));
+        self.collect(document.number, |sink| parser::parse_yaml(&document.text, document.line, sink));
     }
 
-    /// After an error nobody knows where the next JSON value begins, so the rest of the file is lost with it.
+    /// After a syntax error the start of the next JSON value is unknown, so the rest of the file is refused with it.
     fn read_json(&mut self, input: impl BufRead) {
         let mut stream = serde_json::Deserializer::from_reader(input);
         let mut number = 0;
-        let mut whole = true;
-        while whole && tree::has_more(&mut stream) {
+        let mut is_parsed = true;
+        while is_parsed && parser::has_more(&mut stream) {
             number += 1;
-            whole = self.collect(number, |sink| tree::parse_json(&mut stream, sink));
+            is_parsed = self.collect(number, |sink| parser::parse_json(&mut stream, sink));
         }
     }
 
-    /// One document's objects count only when all of it has been parsed. True: it has.
-    fn collect(&mut self, number: u32, parse: impl FnOnce(tree::Sink) -> Result<Tree, String>) -> bool {
-        let (objects, refusals, broken) =
-            (self.reading.objects.len(), self.reading.refusals.len(), self.reading.broken);
+    /// Reads the objects of one document. They are kept only if the whole document has been parsed; the result says
+    /// whether it has.
+    fn collect(&mut self, number: u32, parse: impl FnOnce(ItemSink) -> Result<ParsedDocument, String>) -> bool {
+        let FileContents { objects, refusals, is_incomplete } = &self.contents;
+        let (objects, refusals, is_incomplete) = (objects.len(), refusals.len(), *is_incomplete);
         let mut untyped = Vec::new();
         let parsed = parse(&mut |item, value| self.read_item(Place { document: number, item }, value, &mut untyped));
         if let Ok(list) = &parsed
@@ -92,16 +98,16 @@ impl Reader<'_> {
             self.read_untyped(list, untyped, number);
             return true;
         }
-        self.reading.objects.truncate(objects);
-        self.reading.refusals.truncate(refusals);
-        self.reading.broken = broken;
+        self.contents.objects.truncate(objects);
+        self.contents.refusals.truncate(refusals);
+        self.contents.is_incomplete = is_incomplete;
         let place = Place::document(number);
-        let whole = parsed.is_ok();
+        let is_parsed = parsed.is_ok();
         match parsed {
-            Ok(tree) => self.read_object(place, Value::Object(tree.object)),
-            Err(why) => self.refuse(place, "syntax", why),
+            Ok(document) => self.read_object(place, Value::Object(document.object)),
+            Err(why) => self.refuse(Some(place), RefusalReason::Syntax, why),
         }
-        whole
+        is_parsed
     }
 
     fn read_item(&mut self, place: Place, item: Value, untyped: &mut Vec<(Place, Value)>) {
@@ -112,12 +118,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Items as an API server lists them: only the list says their kind.
-    fn read_untyped(&mut self, list: &Tree, items: Vec<(Place, Value)>, number: u32) {
+    /// Reads items without a kind, as an API server lists them: the kind of the list gives the kind of the items.
+    fn read_untyped(&mut self, list: &ParsedDocument, items: Vec<(Place, Value)>, number: u32) {
         if !list.has_items {
-            self.refuse(Place::document(number), "noItems", "a List without items".into());
+            self.refuse(Some(Place::document(number)), RefusalReason::NoItems, "a List without items".into());
         }
-        let kind = list.text("kind").and_then(kind::of_items).filter(|kind| !kind.is_empty());
+        let kind = list.text("kind").and_then(kind::item_kind).filter(|kind| !kind.is_empty());
         let api_version = list.text("apiVersion");
         for (place, mut item) in items {
             if let (Some(kind), Some(api_version), Some(object)) = (kind, api_version, item.as_object_mut()) {
@@ -131,173 +137,202 @@ impl Reader<'_> {
     fn read_object(&mut self, place: Place, value: Value) {
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();
         let (api_version, name) = (text("apiVersion"), text("kind"));
-        match Kind::of(api_version, name) {
-            Some(Kind::Service) => self.read_service(place, value),
-            Some(Kind::EndpointSlice) => self.read_slice(place, value),
-            Some(Kind::Endpoints) => self.read_endpoints(place, value),
-            Some(Kind::Node) => self.read_node(place, value),
-            Some(Kind::Pod) => self.read_pod(place, value),
-            Some(Kind::Namespace) => self.read_namespace(place, value),
-            Some(Kind::LocalRedirect) => self.read_redirect(place, value),
-            Some(Kind::Balancing) => self.read_balancing(place, value),
-            Some(Kind::ServiceCidr) => self.read_range(place, value),
+        match ResourceKind::find(api_version, name) {
+            Some(ResourceKind::Service) => self.read_service(place, value),
+            Some(ResourceKind::EndpointSlice) => self.read_slice(place, value),
+            Some(ResourceKind::Endpoints) => self.read_endpoints(place, value),
+            Some(ResourceKind::Node) => self.read_node(place, value),
+            Some(ResourceKind::Pod) => self.read_pod(place, value),
+            Some(ResourceKind::Namespace) => self.read_namespace(place, value),
+            Some(ResourceKind::LocalRedirectPolicy) => self.read_local_redirect(place, value),
+            Some(ResourceKind::BalancingPolicy) => self.read_balancing(place, value),
+            Some(ResourceKind::ServiceCidr) => self.read_range(place, value),
             None if kind::is_ignored(api_version, name) => {
-                tracing::debug!(file = self.file, %place, kind = name, "not a kind that is read: ignored");
+                tracing::debug!(file = self.file, %place, kind = name, "ignored an object of a kind that is not read");
             }
             None => {
-                let why = format!("kind {name:?} of apiVersion {api_version:?} is not read; read are {}", kind::READ);
-                self.refuse(place, "unknownKind", why);
+                let supported = kind::SUPPORTED;
+                let why = format!("kind {name:?} of apiVersion {api_version:?} is not read; supported: {supported}");
+                self.refuse(Some(place), RefusalReason::UnknownKind, why);
             }
         }
     }
 
     fn read_service(&mut self, place: Place, value: Value) {
-        let Some(mut object) = self.typed::<Service>(place, value) else { return };
-        default::service(&mut object);
-        self.note(place, default::missing(&object));
-        let identity = self.convert.service_name(&object.metadata).map(Identity::Service);
-        let converted = self.convert.service_fact(&object);
-        let spec = object.spec.as_ref();
-        let selectorless = spec.and_then(|spec| spec.selector.as_ref()).is_none_or(|selector| selector.is_empty());
-        self.add(place, "Service", &object.metadata, identity, converted, |fact| Body::Service { fact, selectorless });
+        let Some(mut service) = self.deserialize::<Service>(place, value) else { return };
+        defaults::service(&mut service);
+        self.add_refusals(place, defaults::refuse_unallocated(&service));
+        let key = self.converter.service_name(&service.metadata).map(ObjectKey::Service).map(SourceKey::Object);
+        let converted = self.converter.service_object(&service);
+        let selector = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+        let is_selectorless = selector.is_none_or(|selector| selector.is_empty());
+        let object = self.checked(place, ResourceKind::Service, &service.metadata, key, converted);
+        let object = object.map(|(key, object)| (key, Content::Object(object)));
+        self.add(place, object, is_selectorless);
     }
 
     fn read_slice(&mut self, place: Place, value: Value) {
-        let Some(mut object) = self.typed::<EndpointSlice>(place, value) else { return };
-        default::slice(&mut object);
-        let identity = self.convert.slice_name(&object).map(|name| Identity::Slice(name.into()));
-        let converted = self.convert.slice_fact(&object);
-        self.add(place, "EndpointSlice", &object.metadata, identity, converted, Body::Slice);
+        let Some(mut slice) = self.deserialize::<EndpointSlice>(place, value) else { return };
+        defaults::slice(&mut slice);
+        let key = self.converter.slice_name(&slice).map(ObjectKey::Slice);
+        let converted = self.converter.slice_object(&slice);
+        self.add_object(place, ResourceKind::EndpointSlice, &slice.metadata, key, converted);
     }
 
     fn read_endpoints(&mut self, place: Place, value: Value) {
-        let Some(mut object) = self.typed::<Endpoints>(place, value) else { return };
-        default::endpoints(&mut object);
-        let identity = self.convert.service_name(&object.metadata).map(Identity::Endpoints);
-        let converted = self.convert.endpoints(&object);
-        let body = |slices: Option<Vec<Slice>>| Body::Endpoints(slices.unwrap_or_default());
-        self.add(place, "Endpoints", &object.metadata, identity, converted, body);
+        let Some(mut endpoints) = self.deserialize::<Endpoints>(place, value) else { return };
+        defaults::endpoints(&mut endpoints);
+        let key = self.converter.service_name(&endpoints.metadata).map(SourceKey::Endpoints);
+        let converted = self.converter.endpoints(&endpoints);
+        let object = self.checked(place, ResourceKind::Endpoints, &endpoints.metadata, key, converted);
+        let object = object.map(|(key, slices)| (key, Content::Endpoints(slices.unwrap_or_default())));
+        self.add(place, object, false);
     }
 
     fn read_node(&mut self, place: Place, value: Value) {
-        let Some(object) = self.typed::<Node>(place, value) else { return };
-        let identity = object.metadata.name.as_deref().map(|name| Identity::Node(name.into()));
-        let converted = self.convert.node(&object);
-        self.add(place, "Node", &object.metadata, identity, converted, Body::Node);
+        let Some(node) = self.deserialize::<Node>(place, value) else { return };
+        let key = self.cluster_scoped(&node.metadata, |cluster, name| ObjectKey::Node { cluster, name });
+        let converted = self.converter.node(&node).map(Object::Node);
+        self.add_object(place, ResourceKind::Node, &node.metadata, key, converted);
     }
 
-    /// Of a folder: one that was never scheduled, as people write them, stands nowhere and says nothing.
+    /// A pod without a node is skipped: users write such manifests, and the pod runs nowhere.
     fn read_pod(&mut self, place: Place, value: Value) {
-        let Some(mut object) = self.typed::<Pod>(place, value) else { return };
-        default::namespace(&mut object.metadata);
-        let identity = self.convert.pod_name(&object).map(|name| Identity::Pod(name.into()));
-        let converted = self.convert.pod(&object);
-        self.add(place, "Pod", &object.metadata, identity, converted, Body::Pod);
+        let Some(mut pod) = self.deserialize::<Pod>(place, value) else { return };
+        defaults::namespace(&mut pod.metadata);
+        let key = self.converter.pod_name(&pod).map(ObjectKey::Pod);
+        let converted = self.converter.pod(&pod).map(Object::Pod);
+        self.add_object(place, ResourceKind::Pod, &pod.metadata, key, converted);
     }
 
     fn read_namespace(&mut self, place: Place, value: Value) {
-        let Some(mut object) = self.typed::<Namespace>(place, value) else { return };
-        default::namespace_labels(&mut object);
-        let identity = object.metadata.name.as_deref().map(|name| Identity::Namespace(name.into()));
-        let converted = self.convert.namespace(&object);
-        self.add(place, "Namespace", &object.metadata, identity, converted, Body::Namespace);
+        let Some(mut namespace) = self.deserialize::<Namespace>(place, value) else { return };
+        defaults::namespace_labels(&mut namespace);
+        let key = self.cluster_scoped(&namespace.metadata, |cluster, name| ObjectKey::Namespace { cluster, name });
+        let converted = self.converter.namespace(&namespace).map(Object::Namespace);
+        self.add_object(place, ResourceKind::Namespace, &namespace.metadata, key, converted);
     }
 
     fn read_range(&mut self, place: Place, value: Value) {
-        let Some(object) = self.typed::<ServiceCIDR>(place, value) else { return };
-        let identity = object.metadata.name.as_deref().map(|name| Identity::Range(name.into()));
-        let converted = self.convert.range(&object);
-        self.add(place, "ServiceCIDR", &object.metadata, identity, converted, Body::Range);
+        let Some(range) = self.deserialize::<ServiceCIDR>(place, value) else { return };
+        let key = self.cluster_scoped(&range.metadata, |cluster, name| ObjectKey::ServiceRange { cluster, name });
+        let converted = self.converter.range(&range).map(Object::ServiceRange);
+        self.add_object(place, ResourceKind::ServiceCidr, &range.metadata, key, converted);
     }
 
-    fn read_redirect(&mut self, place: Place, value: Value) {
-        let Some(mut object) = self.known::<LocalRedirectPolicy>(place, value) else { return };
-        default::namespace(&mut object.metadata);
-        let converted = self.convert.local_redirect(&object.metadata, &object.spec);
-        self.add_policy(place, PolicyKind::LocalRedirect, &object.metadata, converted);
+    fn read_local_redirect(&mut self, place: Place, value: Value) {
+        let Some(mut policy) = self.deserialize_strict::<LocalRedirectPolicy>(place, value) else { return };
+        defaults::namespace(&mut policy.metadata);
+        let converted = self.converter.local_redirect(&policy.metadata, &policy.spec);
+        self.add_policy(place, PolicyKind::LocalRedirect, &policy.metadata, converted);
     }
 
     fn read_balancing(&mut self, place: Place, value: Value) {
-        let Some(mut object) = self.known::<BalancingPolicy>(place, value) else { return };
-        default::namespace(&mut object.metadata);
-        let converted = self.convert.balancing(&object.metadata, &object.spec);
-        self.add_policy(place, PolicyKind::Balancing, &object.metadata, converted);
+        let Some(mut policy) = self.deserialize_strict::<BalancingPolicy>(place, value) else { return };
+        defaults::namespace(&mut policy.metadata);
+        let converted = self.converter.balancing(&policy.metadata, &policy.spec);
+        self.add_policy(place, PolicyKind::Balancing, &policy.metadata, converted);
     }
 
     fn add_policy(&mut self, place: Place, kind: PolicyKind, meta: &ObjectMeta, converted: Converted<Policy>) {
-        let identity = self.convert.policy_name(kind, meta).map(|name| Identity::Policy(name.into()));
-        self.add(place, kind_text(kind), meta, identity, converted, Body::Policy);
+        let key = self.converter.policy_name(kind, meta).map(ObjectKey::Policy);
+        self.add_object(place, policy_kind(kind), meta, key, converted.map(Object::Policy));
     }
 
-    /// Typed, and with no field that there is not: `kubectl apply` would not take such a policy, and half of what it
-    /// should say would be worse than nothing.
-    fn known<T: DeserializeOwned + Serialize>(&mut self, place: Place, mut value: Value) -> Option<T> {
-        default::policy(&mut value);
-        let name = object::title(&value);
-        let object: T = self.typed(place, value.clone())?;
+    fn cluster_scoped(&self, meta: &ObjectMeta, key: impl FnOnce(Name, Name) -> ObjectKey) -> Option<ObjectKey> {
+        meta.name.as_deref().map(|name| key(self.converter.cluster().clone(), name.into()))
+    }
+
+    /// Deserializes a policy and refuses unknown fields: `kubectl apply` would reject such a policy, and applying a
+    /// part of it could send dials to unintended backends.
+    fn deserialize_strict<T: DeserializeOwned + Serialize>(&mut self, place: Place, mut value: Value) -> Option<T> {
+        defaults::policy(&mut value);
+        let title = title(&value);
+        let object: T = self.deserialize(place, value.clone())?;
         let read = serde_json::to_value(&object).unwrap_or_default();
-        match tree::unread(&value, &read, &["spec"]) {
+        match parser::unknown_field(&value, &read, &["spec"]) {
             None => Some(object),
             Some(path) => {
-                self.refuse(
-                    place,
-                    "unknownField",
-                    format!("{name}: {path}: there is no such field, or it is null; leave it out"),
-                );
+                let why = format!("{title}: {path}: there is no such field, or it is null; leave it out");
+                self.refuse(Some(place), RefusalReason::UnknownField, why);
                 None
             }
         }
     }
 
-    fn typed<T: DeserializeOwned>(&mut self, place: Place, value: Value) -> Option<T> {
-        let name = object::title(&value);
+    fn deserialize<T: DeserializeOwned>(&mut self, place: Place, value: Value) -> Option<T> {
+        let title = title(&value);
         match serde_path_to_error::deserialize(value) {
             Ok(object) => Some(object),
-            Err(bad) => {
-                self.refuse(place, "wrongType", format!("{name}: {}: {}", bad.path(), bad.inner()));
+            Err(error) => {
+                let why = format!("{title}: {}: {}", error.path(), error.inner());
+                self.refuse(Some(place), RefusalReason::WrongType, why);
                 None
             }
         }
     }
 
-    fn add<T>(
+    fn add_object(
         &mut self,
         place: Place,
-        kind: &'static str,
+        kind: ResourceKind,
         meta: &ObjectMeta,
-        identity: Option<Identity>,
-        converted: Converted<T>,
-        body: impl FnOnce(Option<T>) -> Body,
+        key: Option<ObjectKey>,
+        converted: Converted<Object>,
     ) {
-        self.note(place, converted.refusals);
-        match (converted.fact, identity) {
-            (Err(Unserved::Refused), _) => self.reading.broken = true,
-            (fact, Some(identity)) => self.reading.objects.push(Object { identity, place, body: body(fact.ok()) }),
-            (_, None) => tracing::debug!(file = self.file, %place, "{} is skipped", subject(kind, meta)),
+        let object = self.checked(place, kind, meta, key.map(SourceKey::Object), converted);
+        self.add(place, object.map(|(key, object)| (key, Content::Object(object))), false);
+    }
+
+    /// The key of an object and its converted value, which is `None` for a skipped object. `None` if the object is
+    /// refused.
+    fn checked<T>(
+        &mut self,
+        place: Place,
+        kind: ResourceKind,
+        meta: &ObjectMeta,
+        key: Option<SourceKey>,
+        converted: Converted<T>,
+    ) -> Option<(SourceKey, Option<T>)> {
+        self.add_refusals(place, converted.refusals);
+        match (converted.result, key) {
+            (Err(Unserved::Refused), _) => {
+                self.contents.is_incomplete = true;
+                None
+            }
+            (result, Some(key)) => Some((key, result.ok())),
+            (_, None) => {
+                tracing::debug!(file = self.file, %place, object = %object_ref(kind, meta), "skipped an object");
+                None
+            }
         }
     }
 
-    /// An object's own refusals, with the place where to mend it.
-    fn note(&mut self, place: Place, refusals: Vec<Refusal>) {
+    fn add(&mut self, place: Place, object: Option<(SourceKey, Content)>, is_selectorless: bool) {
+        let object = object.map(|(key, content)| ManifestObject { key, place, content, is_selectorless });
+        self.contents.objects.extend(object);
+    }
+
+    /// Adds refusals of an object, with the place where the user can correct it.
+    fn add_refusals(&mut self, place: Place, refusals: Vec<Refusal>) {
         let file = self.file;
         let placed = |refusal: Refusal| Refusal { message: format!("{} ({file} {place})", refusal.message), ..refusal };
-        self.reading.refusals.extend(refusals.into_iter().map(placed));
+        self.contents.refusals.extend(refusals.into_iter().map(placed));
     }
 
-    fn refuse(&mut self, place: Place, reason: &'static str, message: String) {
-        let subject = format!("file {} {place}", self.file);
-        self.reading.refusals.push(Refusal { subject, reason, message });
-        self.reading.broken = true;
-    }
-
-    fn refuse_file(&mut self, reason: &'static str, message: &str) {
-        let subject = format!("file {}", self.file);
-        self.reading.refusals.push(Refusal { subject, reason, message: message.into() });
-        self.reading.broken = true;
+    /// `None` refuses the whole file.
+    fn refuse(&mut self, place: Option<Place>, reason: RefusalReason, message: String) {
+        let file = FileRef {
+            name: self.file.into(),
+            document: place.map(|place| place.document),
+            item: place.map(|place| place.item).filter(|item| *item > 0),
+        };
+        self.contents.refusals.push(Refusal::new(file, reason, message));
+        self.contents.is_incomplete = true;
     }
 }
 
-fn is_list(tree: &Tree) -> bool {
-    let kind = tree.text("kind").unwrap_or_default();
-    kind == "List" || tree.has_items && kind::of_items(kind).is_some()
+fn is_list(document: &ParsedDocument) -> bool {
+    let kind = document.text("kind").unwrap_or_default();
+    kind == "List" || document.has_items && kind::item_kind(kind).is_some()
 }

@@ -1,6 +1,6 @@
-//! The custom resources LocalRedirectPolicy and BalancingPolicy, group `beeline.dev`. All that one object can tell is said
-//! in their schema, in CEL rules and in defaults, so that the API server itself refuses what cannot be meant, with a
-//! message that says what to write instead. What needs other objects is the webhook's.
+//! The custom resources LocalRedirectPolicy and BalancingPolicy of the group `beeline.dev`. Everything that can be
+//! checked in one object is in the schema, in CEL rules or in defaults, so that the API server refuses an invalid
+//! policy with a message that says what to write instead. Checks that need other objects are done by the webhook.
 
 mod balance;
 mod definition;
@@ -24,11 +24,11 @@ pub use status::{ACCEPTED, NodeCount, PROGRAMMED, PolicyStatus};
 
 pub const GROUP: &str = "beeline.dev";
 pub const API_VERSION: &str = "beeline.dev/v1alpha1";
-/// So that the name of every port fits the kernel's table of names.
+/// Policy names are limited so that the name of every port fits into the kernel's table of names.
 pub const MAX_NAME: usize = 63;
 pub const MAX_PORTS: usize = 64;
 pub const MAX_ADDRESSES: usize = 256;
-/// Addresses times ports: one policy must not be able to fill the tables of every node.
+/// Addresses times ports of one policy, which must not be able to fill the tables of every node.
 pub const MAX_TARGETS: usize = 4096;
 pub const MAX_LABELS: usize = 16;
 pub const MAX_VALUES: usize = 64;

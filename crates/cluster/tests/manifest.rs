@@ -1,8 +1,8 @@
-//! What a file of manifests gives: good documents whatever stands beside them, and a reason for the others.
+//! Reading a file of manifests: valid documents are read whatever is beside them, and the others are refused.
 
 mod support;
 
-use beeline_cluster::{Claim, Convert, Format, Snapshot, parse};
+use beeline_cluster::{Converter, ManifestFormat, ServiceFilter, Snapshot, parse_manifests};
 use support::{only_service, read, reasons};
 
 fn service(name: &str, last: u8) -> String {
@@ -16,11 +16,11 @@ fn names(snapshot: &Snapshot) -> Vec<String> {
 }
 
 fn json(text: &str) -> Snapshot {
-    parse(text.as_bytes(), Format::Json, &mut Convert::new("local", Claim::default()))
+    parse_manifests(text.as_bytes(), ManifestFormat::Json, &mut Converter::new("local", ServiceFilter::default()))
 }
 
 #[test]
-fn a_broken_document_loses_only_itself() {
+fn a_broken_document_does_not_affect_the_others() {
     for broken in
         ["a: [1", "a: 'x", "\tx: 1", "a: b: c", "kind: {", "- 1", "text", "&a *a", "a: 1\na: 2", "!!binary x", "{}"]
     {
@@ -28,22 +28,23 @@ fn a_broken_document_loses_only_itself() {
         let snapshot = read(&text);
         assert_eq!(names(&snapshot), ["first", "last"], "{broken}");
         assert_eq!(snapshot.refusals.len(), 1, "{broken}: {:?}", snapshot.refusals);
-        assert_eq!(snapshot.refusals[0].subject, "file input document 2", "{broken}");
+        assert_eq!(snapshot.refusals[0].subject.to_string(), "file input document 2", "{broken}");
     }
     let bytes = [service("first", 1).as_bytes(), b"\n---\na: \xff\xfe\n---\n", service("last", 2).as_bytes()].concat();
-    let snapshot = parse(&bytes, Format::Yaml, &mut Convert::new("local", Claim::default()));
+    let snapshot =
+        parse_manifests(&bytes, ManifestFormat::Yaml, &mut Converter::new("local", ServiceFilter::default()));
     assert_eq!((names(&snapshot).len(), reasons(&snapshot)), (2, vec!["syntax"]));
 }
 
 #[test]
-fn the_message_names_the_line_of_the_file() {
+fn the_message_contains_the_line_of_the_file() {
     let text = format!("# one\n{}\n---\nkind: Service\nspec: [\n", service("first", 1));
     let message = &read(&text).refusals[0].message;
     assert!(message.starts_with("line 5:"), "{message}");
 }
 
 #[test]
-fn wrong_types_name_the_field() {
+fn the_message_about_a_wrong_type_contains_the_field() {
     let text = service("first", 1).replace("port: 80", "port: eighty");
     let snapshot = read(&text);
     assert_eq!(reasons(&snapshot), ["wrongType"]);
@@ -59,7 +60,7 @@ fn wrong_types_name_the_field() {
 }
 
 #[test]
-fn kinds_that_are_not_read() {
+fn unknown_kinds_are_refused_and_other_builtin_kinds_ignored() {
     let beside = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n---\napiVersion: v1\nkind: ConfigMap\n";
     assert!(read(beside).refusals.is_empty());
     for (version, kind) in
@@ -74,7 +75,7 @@ fn kinds_that_are_not_read() {
 }
 
 #[test]
-fn lists_of_every_shape() {
+fn typed_and_untyped_lists_are_read() {
     let items = format!("[{}, {}]", service("a", 1), service("b", 2));
     assert_eq!(names(&read(&format!("apiVersion: v1\nkind: List\nitems: {items}\n"))), ["a", "b"]);
     assert_eq!(names(&read(&format!("items: {items}\nkind: List\napiVersion: v1\n"))), ["a", "b"]);
@@ -89,7 +90,7 @@ fn lists_of_every_shape() {
 }
 
 #[test]
-fn a_bad_item_loses_only_itself_and_a_torn_list_all_of_it() {
+fn an_invalid_item_affects_no_other_and_a_truncated_list_is_refused() {
     let bad = service("b", 2).replace("port: 80", "port: x");
     let snapshot = read(&format!(
         "apiVersion: v1\nkind: List\nitems:\n- {}\n- {bad}\n- 7\n- {}\n",
@@ -98,14 +99,14 @@ fn a_bad_item_loses_only_itself_and_a_torn_list_all_of_it() {
     ));
     assert_eq!(names(&snapshot), ["a", "c"]);
     assert_eq!(reasons(&snapshot), ["wrongType", "unknownKind"]);
-    assert_eq!(snapshot.refusals[0].subject, "file input document 1 item 2");
+    assert_eq!(snapshot.refusals[0].subject.to_string(), "file input document 1 item 2");
     let torn =
         read(&format!("apiVersion: v1\nkind: List\nitems:\n- {}\n- {{\n---\n{}", service("a", 1), service("z", 9)));
     assert_eq!((names(&torn), reasons(&torn)), (vec!["z".to_owned()], vec!["syntax"]));
 }
 
 #[test]
-fn alias_bombs_and_deep_nests_are_refused_by_budget() {
+fn alias_bombs_and_deep_nesting_are_refused() {
     let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for i in 1..12 {
         bomb += &format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i - 1); 10].join(", "));
@@ -122,7 +123,7 @@ fn alias_bombs_and_deep_nests_are_refused_by_budget() {
 }
 
 #[test]
-fn anchors_and_merge_keys_work() {
+fn anchors_and_merge_keys_are_supported() {
     let text = "
 apiVersion: v1
 kind: List
@@ -137,7 +138,7 @@ items:
 }
 
 #[test]
-fn the_first_of_two_counts() {
+fn the_first_of_two_definitions_is_in_effect() {
     let snapshot = read(&format!("{}\n---\n{}\n", service("a", 1), service("a", 2)));
     assert_eq!(only_service(&snapshot).cluster_ips[0].to_string(), "10.0.0.1");
     assert_eq!(reasons(&snapshot), ["duplicate"]);
@@ -146,7 +147,7 @@ fn the_first_of_two_counts() {
 }
 
 #[test]
-fn json_values_one_after_the_other() {
+fn concatenated_json_values_are_read() {
     let one = |name: &str, last: u8| {
         format!(
             r#"{{"apiVersion":"v1","kind":"Service","metadata":{{"name":"{name}"}},"spec":{{"clusterIP":"10.0.0.{last}","ports":[{{"port":80}}]}}}}"#

@@ -1,13 +1,15 @@
-//! What has only a name: told where names are answered, and in the place of what can be dialled.
+//! Services and slices that only DNS needs. They are converted only if DNS is in use, and replace the objects that can
+//! be dialled.
 
 mod support;
 
-use beeline_cluster::{Claim, Snapshot, diff};
-use beeline_model::OwnerName;
-use beeline_model::fact::{Fact, Published};
+use beeline_cluster::{ServiceFilter, Snapshot, diff};
+use beeline_model::ServiceName;
+use beeline_model::change::{Change, ObjectKey};
+use beeline_model::object::Published;
 use beeline_model::planner::Planner;
 use beeline_model::rules::Rules;
-use support::{read, read_as};
+use support::{read, read_with};
 
 const TEXT: &str = "
 apiVersion: v1
@@ -54,20 +56,20 @@ subsets:
 ";
 
 fn named() -> Snapshot {
-    read_as(TEXT, Claim { names: true, ..Claim::default() })
+    read_with(TEXT, ServiceFilter { dns_names: true, ..ServiceFilter::default() })
 }
 
 fn published(snapshot: &Snapshot, name: &str) -> Published {
-    snapshot.named_services[&OwnerName::local("default", name)].published.clone()
+    snapshot.named_services[&ServiceName::local("default", name)].published.clone()
 }
 
 #[test]
-fn names_are_told_only_where_they_are_asked_for() {
+fn named_services_are_converted_only_for_dns() {
     let without = read(TEXT);
     assert!(without.named_services.is_empty() && without.named_slices.is_empty());
     assert!(without.slices.values().all(|slice| slice.hostnames.is_none()));
     let with = named();
-    assert_eq!(with.services, without.services, "what can be dialled is the same");
+    assert_eq!(with.services, without.services, "the Services that can be dialled are the same");
     assert_eq!(published(&with, "pets"), Published::Headless { unready: false });
     assert_eq!(published(&with, "early"), Published::Headless { unready: true });
     assert_eq!(published(&with, "out"), Published::Alias("example.org".into()));
@@ -77,9 +79,9 @@ fn names_are_told_only_where_they_are_asked_for() {
 }
 
 #[test]
-fn hostnames_stay_with_their_endpoints() {
+fn hostnames_belong_to_their_endpoints() {
     let snapshot = named();
-    let slice = snapshot.named_slices.values().next().expect("one labelled headless");
+    let slice = snapshot.named_slices.values().next().expect("the slice with the headless label");
     let hosts: Vec<(String, Option<&str>)> = slice
         .endpoints
         .iter()
@@ -88,45 +90,48 @@ fn hostnames_stay_with_their_endpoints() {
         .collect();
     let wanted = [("10.0.0.1", Some("pet-0")), ("10.0.0.2", None), ("10.0.0.3", None)];
     assert_eq!(hosts, wanted.map(|(ip, name)| (ip.to_owned(), name)));
-    let reasons: Vec<&str> = snapshot.refusals.iter().map(|refusal| refusal.reason).collect();
+    let reasons: Vec<&str> = snapshot.refusals.iter().map(|refusal| refusal.reason.as_str()).collect();
     assert!(reasons.contains(&"badHostname") && reasons.contains(&"badEndpoint"), "{reasons:?}");
-    let mirrored = snapshot.slices.values().next().expect("the Endpoints");
+    let mirrored = snapshot.slices.values().next().expect("the slice of the Endpoints");
     assert_eq!(mirrored.hostname(1).map(|name| &**name), Some("bird"));
 }
 
 #[test]
-fn a_service_is_one_or_the_other() {
+fn a_service_that_becomes_headless_replaces_the_dialled_one() {
     let dialled = TEXT.replace("name: pets}\nspec: {clusterIP: None", "name: pets}\nspec: {clusterIP: 10.96.0.5");
     let dialled = dialled.replace(", service.kubernetes.io/headless: ''", "");
-    let (one, other) = (named(), read_as(&dialled, Claim { names: true, ..Claim::default() }));
+    let (one, other) = (named(), read_with(&dialled, ServiceFilter { dns_names: true, ..ServiceFilter::default() }));
     for (from, to) in [(&one, &other), (&other, &one)] {
-        let facts = diff(from, to);
-        assert!(!facts.iter().any(|fact| matches!(fact, Fact::ServiceGone(_) | Fact::SliceGone(_))), "{facts:?}");
-        let mut told = Snapshot { refusals: to.refusals.clone(), ..from.clone() };
-        facts.into_iter().for_each(|fact| told.apply(fact));
-        assert_eq!(told, *to);
+        let changes = diff(from, to);
+        assert!(
+            !changes.iter().any(|change| matches!(change, Change::Delete(ObjectKey::Service(_) | ObjectKey::Slice(_)))),
+            "{changes:?}"
+        );
+        let mut applied = Snapshot { refusals: to.refusals.clone(), ..from.clone() };
+        changes.into_iter().for_each(|change| applied.apply(change));
+        assert_eq!(applied, *to);
     }
 }
 
-/// What is not to be dialled any more leaves the tables, and what has only a name never gets there.
+/// A Service that becomes headless is removed from the plan, and a headless one is never planned.
 #[test]
-fn no_table_has_what_has_only_a_name() {
+fn the_planner_ignores_services_that_only_dns_needs() {
     let dialled = TEXT.replace("name: pets}\nspec: {clusterIP: None", "name: pets}\nspec: {clusterIP: 10.96.0.5");
     let dialled = dialled.replace(", service.kubernetes.io/headless: ''", "");
-    let before = read_as(&dialled, Claim { names: true, ..Claim::default() });
+    let before = read_with(&dialled, ServiceFilter { dns_names: true, ..ServiceFilter::default() });
     let mut planner = Planner::new(Rules::for_node("n"));
-    before.clone().into_facts().into_iter().for_each(|fact| _ = planner.apply(fact));
-    let pets = OwnerName::local("default", "pets");
+    before.clone().into_changes().into_iter().for_each(|change| _ = planner.apply(change));
+    let pets = ServiceName::local("default", "pets");
     assert!(planner.service(&pets).is_some() && planner.slices_of(&pets).count() == 1);
-    diff(&before, &named()).into_iter().for_each(|fact| _ = planner.apply(fact));
+    diff(&before, &named()).into_iter().for_each(|change| _ = planner.apply(change));
     assert!(planner.service(&pets).is_none() && planner.slices_of(&pets).count() == 0);
-    assert_eq!(planner.services().count(), 1, "web alone");
+    assert_eq!(planner.services().count(), 1, "only web can be dialled");
 }
 
 #[test]
-fn an_alias_to_nowhere_is_refused() {
+fn an_invalid_external_name_is_refused() {
     let text = TEXT.replace("Example.Org.", "not a name");
-    let snapshot = read_as(&text, Claim { names: true, ..Claim::default() });
+    let snapshot = read_with(&text, ServiceFilter { dns_names: true, ..ServiceFilter::default() });
     assert!(snapshot.refusals.iter().any(|refusal| refusal.reason == "badExternalName"), "{:?}", snapshot.refusals);
-    assert!(!snapshot.named_services.contains_key(&OwnerName::local("default", "out")));
+    assert!(!snapshot.named_services.contains_key(&ServiceName::local("default", "out")));
 }

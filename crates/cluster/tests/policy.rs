@@ -1,5 +1,5 @@
-//! Policies in a folder mean what `kubectl apply` of them would mean: the same are taken, with the same defaults, and the
-//! same are refused, as the API server's own tests have them.
+//! Policies in a folder mean what `kubectl apply` of them would mean: the same policies are accepted, with the same
+//! defaults, and the same are refused. The cases are those of the API server tests.
 
 mod support;
 
@@ -48,7 +48,7 @@ fn changed(name: &str, patch: &Value) -> Snapshot {
 }
 
 #[test]
-fn what_the_api_server_refuses_is_refused() {
+fn policies_that_the_api_server_refuses_are_refused() {
     let text = fs::read_to_string(format!("{CASES}/bad.yaml")).unwrap();
     let cases: Vec<Value> = serde_saphyr::from_str(&text).unwrap();
     assert!(cases.len() >= 40);
@@ -60,7 +60,7 @@ fn what_the_api_server_refuses_is_refused() {
 }
 
 #[test]
-fn what_it_takes_is_taken_with_its_defaults() {
+fn policies_that_the_api_server_accepts_are_read_with_its_defaults() {
     let text = fs::read_to_string(format!("{CASES}/good.yaml")).unwrap();
     let snapshot = read(&text);
     assert_eq!((snapshot.policies.len(), reasons(&snapshot)), (good().len(), vec![]), "{:?}", snapshot.refusals);
@@ -77,7 +77,7 @@ fn what_it_takes_is_taken_with_its_defaults() {
 }
 
 #[test]
-fn one_policy_has_so_many_backends_at_most() {
+fn the_number_of_backends_of_a_policy_is_limited() {
     let spread = |addresses: usize, ports: usize| {
         let ports: Vec<Value> = (1..=ports).map(|n| json!({ "name": format!("p{n}"), "port": n })).collect();
         let addresses: Vec<String> = (0..addresses).map(|n| format!("10.0.{}.{}", n / 250, n % 250 + 1)).collect();
@@ -95,17 +95,17 @@ fn one_policy_has_so_many_backends_at_most() {
 }
 
 #[test]
-fn null_is_nothing_only_where_there_is_a_default() {
+fn null_is_accepted_only_for_fields_with_a_default() {
     let nothing = json!({ "config": null });
     let mut object = good_one("all-ports");
     object["spec"]["config"] = nothing["config"].clone();
     assert!(only_policy(&folder(&object)).out_cluster);
     object["spec"]["frontend"]["serviceMatcher"]["toPorts"] = Value::Null;
-    assert_eq!(reasons(&folder(&object)), ["unknownField"], "as the API server has it: it must be a list");
+    assert_eq!(reasons(&folder(&object)), ["unknownField"], "the API server demands a list too");
 }
 
 #[test]
-fn a_policy_without_a_spec_names_what_is_missing() {
+fn the_refusal_of_a_policy_without_a_spec_names_the_policy() {
     let snapshot = changed("dns", &json!({ "spec": null }));
     assert_eq!(reasons(&snapshot), ["wrongType"]);
     assert!(snapshot.refusals[0].message.contains("LocalRedirectPolicy dns"), "{:?}", snapshot.refusals);
@@ -114,14 +114,14 @@ fn a_policy_without_a_spec_names_what_is_missing() {
 }
 
 #[test]
-fn the_earlier_systems_kind_is_not_ours() {
+fn a_balancing_policy_of_another_group_is_refused() {
     let mut object = good_one("api");
     object["apiVersion"] = json!("balancing.elf.io/v1beta1");
     assert_eq!(reasons(&folder(&object)), ["unknownKind"]);
 }
 
 #[test]
-fn a_namespace_can_be_chosen_by_its_name() {
+fn a_namespace_has_a_label_with_its_name() {
     let snapshot = read("{apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {team: a}}}");
     let shop = snapshot.namespaces.values().next().unwrap();
     let label = |key: &str| shop.labels.get(key).map(|value| value.to_string());

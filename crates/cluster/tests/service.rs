@@ -1,27 +1,30 @@
-//! What a v1 Service means.
+//! The conversion of v1 Services.
 
 mod support;
 
-use beeline_cluster::Claim;
-use beeline_model::fact::Policy;
+use beeline_cluster::ServiceFilter;
+use beeline_model::object::TrafficPolicy;
 use beeline_model::{Family, Protocol};
-use support::{only_service, read, read_as, reasons, service, texts};
+use support::{only_service, read, read_with, reasons, service, texts};
 
 #[test]
-fn a_plain_service_gets_the_apis_defaults() {
+fn a_plain_service_gets_the_defaults_of_the_api() {
     let snapshot = service("clusterIP: 10.0.0.1, ports: [{port: 80}]");
-    let fact = only_service(&snapshot);
-    assert_eq!(fact.name.to_string(), "default/a");
-    assert_eq!(texts(&fact.cluster_ips), ["10.0.0.1"]);
-    assert_eq!((fact.internal, fact.external, fact.affinity), (Policy::Cluster, Policy::Cluster, None));
-    assert_eq!((fact.created, fact.has_node_ports, fact.health_check_node_port), (i64::MAX, false, 0));
-    let port = &fact.ports[0];
+    let converted = only_service(&snapshot);
+    assert_eq!(converted.name.to_string(), "default/a");
+    assert_eq!(texts(&converted.cluster_ips), ["10.0.0.1"]);
+    assert_eq!(
+        (converted.internal, converted.external, converted.affinity),
+        (TrafficPolicy::Cluster, TrafficPolicy::Cluster, None)
+    );
+    assert_eq!((converted.created, converted.has_node_ports, converted.health_check_node_port), (i64::MAX, false, 0));
+    let port = &converted.ports[0];
     assert_eq!((&*port.name, port.protocol, port.port, port.node_port), ("", Protocol::Tcp, 80, 0));
     assert!(snapshot.refusals.is_empty());
 }
 
 #[test]
-fn what_is_not_ours_is_skipped_without_a_word() {
+fn headless_and_external_name_services_are_skipped_without_a_refusal() {
     for spec in [
         "clusterIP: None, ports: [{port: 80}]",
         "clusterIPs: [None]",
@@ -37,7 +40,7 @@ fn what_is_not_ours_is_skipped_without_a_word() {
 }
 
 #[test]
-fn services_are_claimed_by_proxy_name() {
+fn services_are_selected_by_proxy_name() {
     let text = "
 apiVersion: v1
 kind: List
@@ -48,23 +51,25 @@ items:
   metadata: {name: named, labels: {service.kubernetes.io/service-proxy-name: beeline}}
   spec: {clusterIP: 10.0.0.2, ports: [{port: 80}]}
 ";
-    let claimed = |name: Option<&str>| {
-        only_service(&read_as(text, Claim { proxy_name: name.map(Into::into), names: false })).name.to_string()
+    let selected = |name: Option<&str>| {
+        only_service(&read_with(text, ServiceFilter { proxy_name: name.map(Into::into), dns_names: false }))
+            .name
+            .to_string()
     };
-    assert_eq!(claimed(None), "default/plain");
-    assert_eq!(claimed(Some("beeline")), "default/named");
-    assert!(read_as(text, Claim { proxy_name: Some("other".into()), names: false }).services.is_empty());
+    assert_eq!(selected(None), "default/plain");
+    assert_eq!(selected(Some("beeline")), "default/named");
+    assert!(read_with(text, ServiceFilter { proxy_name: Some("other".into()), dns_names: false }).services.is_empty());
 }
 
 #[test]
 fn cluster_ips_follow_the_families() {
     let snapshot = service("clusterIPs: ['fd00::1', 10.0.0.1], ports: [{port: 80}]");
-    let fact = only_service(&snapshot);
-    assert_eq!(fact.cluster_ip(Family::V4).unwrap().to_string(), "10.0.0.1");
-    assert_eq!(fact.cluster_ip(Family::V6).unwrap().to_string(), "fd00::1");
+    let converted = only_service(&snapshot);
+    assert_eq!(converted.cluster_ip(Family::V4).unwrap().to_string(), "10.0.0.1");
+    assert_eq!(converted.cluster_ip(Family::V6).unwrap().to_string(), "fd00::1");
     let zeros = service("clusterIP: 010.096.000.001, ports: [{port: 80}]");
     assert_eq!(texts(&only_service(&zeros).cluster_ips), ["10.96.0.1"]);
-    // A family without an address has no rows; that is no mistake.
+    // A family without an address has no rows, which is valid.
     let short = service("clusterIP: 10.0.0.1, ipFamilies: [IPv4, IPv6], ports: [{port: 80}]");
     assert_eq!(texts(&only_service(&short).cluster_ips), ["10.0.0.1"]);
 }
@@ -91,7 +96,7 @@ fn a_malformed_cluster_ip_refuses_the_whole_service() {
 }
 
 #[test]
-fn a_bad_port_costs_only_itself() {
+fn an_invalid_port_is_refused_and_the_others_are_kept() {
     let snapshot = service(
         "clusterIP: 10.0.0.1, ports: [{name: a, port: 0}, {name: b, port: 70000}, {name: c, port: 80}, {port: 81},
         {name: c, port: 82}, {name: d, port: 80}, {name: e, port: 80, protocol: UDP}, {name: f, port: 83, protocol: ICMP},
@@ -103,11 +108,11 @@ fn a_bad_port_costs_only_itself() {
     assert_eq!(reasons(&snapshot), ["badPort"; 7]);
     assert!(snapshot.refusals[1].message.contains("70000"), "{:?}", snapshot.refusals[1]);
     assert!(snapshot.refusals[1].message.contains("input document 1"), "{:?}", snapshot.refusals[1]);
-    assert_eq!(snapshot.refusals[1].subject, "Service default/a");
+    assert_eq!(snapshot.refusals[1].subject.to_string(), "Service default/a");
 }
 
 #[test]
-fn no_ports_is_said() {
+fn a_service_without_ports_is_refused_in_part() {
     let snapshot = service("clusterIP: 10.0.0.1");
     assert!(only_service(&snapshot).ports.is_empty());
     assert_eq!(reasons(&snapshot), ["noPorts"]);
@@ -128,7 +133,7 @@ fn node_ports_need_a_type_that_has_them() {
 }
 
 #[test]
-fn external_ips_that_would_take_over_the_host_are_refused() {
+fn special_external_ips_are_refused() {
     let snapshot = service(
         "clusterIP: 10.0.0.1, ports: [{port: 80}],
         externalIPs: [198.51.100.1, 127.0.0.1, 169.254.169.254, '', 'fe80::1', 0.0.0.0, x, 198.51.100.1, '2001:db8::1']",
@@ -148,12 +153,12 @@ spec: {{type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{{port: 80}}], loadBala
 status: {{loadBalancer: {{ingress: [{ingress}]}}}}
 "
     ));
-    let fact = only_service(&snapshot);
-    (texts(&fact.source_ranges), texts(&fact.load_balancer_ips), reasons(&snapshot))
+    let converted = only_service(&snapshot);
+    (texts(&converted.source_ranges), texts(&converted.load_balancer_ips), reasons(&snapshot))
 }
 
 #[test]
-fn source_ranges_hold_per_family() {
+fn source_ranges_apply_per_family() {
     let (ranges, ips, refused) = balanced("' 192.0.2.7/24 ', ''", "203.0.113.1 2001:db8::1");
     assert_eq!((ranges, ips.len(), refused), (vec!["192.0.2.0/24".to_owned()], 2, vec![]));
     let (ranges, _, _) = balanced("192.0.2.0/24, 0.0.0.0/0, '2001:db8::/32'", "203.0.113.1");
@@ -161,7 +166,7 @@ fn source_ranges_hold_per_family() {
 }
 
 #[test]
-fn a_malformed_source_range_closes_rather_than_opens() {
+fn a_malformed_source_range_closes_the_family() {
     let (ranges, ips, refused) = balanced("10.0.0.0/33", "203.0.113.1");
     assert_eq!((ranges.len(), ips.len(), refused), (0, 0, vec!["badSourceRange", "badSourceRange"]));
     let (ranges, ips, refused) = balanced("nonsense, 192.0.2.0/24", "203.0.113.1 2001:db8::1");
@@ -187,7 +192,7 @@ status:
 }
 
 #[test]
-fn affinity_has_limits() {
+fn the_affinity_timeout_is_limited() {
     let affinity = |text: &str| {
         let snapshot = service(&format!("clusterIP: 10.0.0.1, ports: [{{port: 80}}], {text}"));
         (only_service(&snapshot).affinity, reasons(&snapshot))
@@ -204,21 +209,24 @@ fn affinity_has_limits() {
 }
 
 #[test]
-fn policies_and_the_health_check_port() {
+fn traffic_policies_and_the_health_check_port_are_read() {
     let snapshot = service(
         "type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 80}], healthCheckNodePort: 32000,
         externalTrafficPolicy: Local, internalTrafficPolicy: Local",
     );
-    let fact = only_service(&snapshot);
-    assert_eq!((fact.internal, fact.external, fact.health_check_node_port), (Policy::Local, Policy::Local, 32000));
+    let converted = only_service(&snapshot);
+    assert_eq!(
+        (converted.internal, converted.external, converted.health_check_node_port),
+        (TrafficPolicy::Local, TrafficPolicy::Local, 32000)
+    );
     let cluster = service("type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 80}], healthCheckNodePort: 32000");
-    assert_eq!(only_service(&cluster).health_check_node_port, 0, "only external Local is probed");
+    assert_eq!(only_service(&cluster).health_check_node_port, 0, "only externalTrafficPolicy Local has a health check");
     let odd = service("clusterIP: 10.0.0.1, ports: [{port: 80}], internalTrafficPolicy: Near");
-    assert_eq!((only_service(&odd).internal, reasons(&odd)), (Policy::Cluster, vec!["badPolicy"]));
+    assert_eq!((only_service(&odd).internal, reasons(&odd)), (TrafficPolicy::Cluster, vec!["badPolicy"]));
 }
 
 #[test]
-fn names_are_checked() {
+fn invalid_names_are_refused() {
     for (namespace, name) in
         [("default", "a/b"), ("default", "A"), ("a b", "a"), ("default", "''"), ("default", "null")]
     {
@@ -232,7 +240,7 @@ fn names_are_checked() {
 }
 
 #[test]
-fn a_creation_time_is_read_where_there_is_one() {
+fn a_missing_creation_time_counts_as_now() {
     let snapshot = read(
         "{apiVersion: v1, kind: Service, metadata: {name: a, creationTimestamp: '1970-01-01T00:01:00Z'},
         spec: {clusterIP: 10.0.0.1, ports: [{port: 80}]}}",

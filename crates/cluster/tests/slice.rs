@@ -1,14 +1,14 @@
-//! What EndpointSlices, v1 Endpoints and Nodes mean.
+//! The conversion of EndpointSlices, v1 Endpoints and Nodes.
 
 mod support;
 
-use beeline_cluster::{Claim, Convert, Unserved};
-use beeline_model::fact::{AddressType, Slice};
+use beeline_cluster::{Converter, ServiceFilter, Unserved};
+use beeline_model::object::{AddressType, Slice};
 use beeline_model::{Family, Protocol};
 use support::{only_slice, read, reasons, slice};
 
 #[test]
-fn endpoints_and_their_conditions() {
+fn absent_conditions_of_endpoints_have_the_defaults_of_the_api() {
     let snapshot = slice(
         "
 addressType: IPv4
@@ -37,7 +37,7 @@ endpoints:
 }
 
 #[test]
-fn hints_are_kept_and_empty_ones_are_none() {
+fn hints_are_kept_and_empty_hints_are_dropped() {
     let snapshot = slice(
         "
 addressType: IPv4
@@ -54,7 +54,7 @@ endpoints:
 }
 
 #[test]
-fn bad_parts_cost_only_themselves() {
+fn invalid_ports_and_endpoints_are_refused_one_by_one() {
     let snapshot = slice(
         "
 addressType: IPv4
@@ -75,7 +75,7 @@ endpoints:
 }
 
 #[test]
-fn slices_that_are_not_for_us() {
+fn headless_and_fqdn_slices_are_skipped_and_invalid_ones_refused() {
     let read_meta = |meta: &str, kind: &str| {
         read(&format!(
             "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: s, {meta}}}, addressType: {kind},
@@ -90,18 +90,22 @@ fn slices_that_are_not_for_us() {
     assert_eq!(reasons(&read_meta("labels: {}", "IPv4")), ["noService"]);
     assert_eq!(reasons(&read_meta("labels: {kubernetes.io/service-name: a/b}", "IPv4")), ["badName"]);
     let orphan = read_meta(owned, "IPv4");
-    assert_eq!((orphan.slices.len(), reasons(&orphan)), (1, vec!["noService"]), "kept: its Service may come");
+    assert_eq!(
+        (orphan.slices.len(), reasons(&orphan)),
+        (1, vec!["noService"]),
+        "kept, because its Service may be added later"
+    );
 }
 
 #[test]
-fn without_the_apis_defaults_a_port_without_a_name_field_is_ignored() {
+fn a_port_without_a_name_field_is_refused() {
     let object = serde_saphyr::from_str(
         "{metadata: {name: a-1, namespace: default, labels: {kubernetes.io/service-name: a}}, addressType: IPv4,
         ports: [{port: 80, protocol: TCP}, {name: '', port: 81, protocol: TCP}], endpoints: []}",
     );
-    let converted = Convert::new("local", Claim::default()).slice(&object.unwrap());
-    assert_eq!(converted.fact.unwrap().ports.iter().map(|p| p.port).collect::<Vec<_>>(), [81]);
-    assert_eq!(converted.refusals[0].reason, "badPort");
+    let converted = Converter::new("local", ServiceFilter::default()).slice(&object.unwrap());
+    assert_eq!(converted.result.unwrap().ports.iter().map(|p| p.port).collect::<Vec<_>>(), [81]);
+    assert_eq!(converted.refusals[0].reason.as_str(), "badPort");
 }
 
 fn mirrored(service: &str, endpoints: &str) -> Vec<Slice> {
@@ -113,7 +117,7 @@ const SERVICE: &str =
     "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {clusterIP: 10.0.0.1, ports: [{port: 80}]}}";
 
 #[test]
-fn endpoints_are_mirrored_per_family_and_ports() {
+fn endpoints_are_mirrored_into_one_slice_per_family_and_ports() {
     let slices = mirrored(
         SERVICE,
         "
@@ -137,7 +141,7 @@ subsets:
 }
 
 #[test]
-fn endpoints_that_the_controller_would_leave_alone() {
+fn endpoints_that_the_mirroring_controller_ignores_are_ignored() {
     let one = "subsets: [{addresses: [{ip: 10.1.0.1}], ports: [{port: 80}]}]";
     let with = |meta: &str| mirrored(SERVICE, &format!("metadata: {{name: a{meta}}}\n{one}")).len();
     assert_eq!(with(""), 1);
@@ -164,7 +168,7 @@ fn at_most_a_thousand_addresses_of_a_subset_are_mirrored() {
 }
 
 #[test]
-fn a_node_has_addresses_a_zone_and_a_future() {
+fn a_node_has_addresses_a_zone_and_eligibility() {
     let node = |meta: &str, rest: &str| {
         let text = format!("{{apiVersion: v1, kind: Node, metadata: {{name: n1.example, {meta}}}, {rest}}}");
         let snapshot = read(&text);
@@ -188,10 +192,10 @@ fn a_node_has_addresses_a_zone_and_a_future() {
 }
 
 #[test]
-fn skipped_and_refused_are_told_apart() {
-    let mut convert = Convert::new("local", Claim::default());
+fn a_headless_service_is_skipped_and_a_broken_one_refused() {
+    let mut converter = Converter::new("local", ServiceFilter::default());
     let headless = serde_saphyr::from_str("{metadata: {name: a, namespace: b}, spec: {clusterIP: None}}").unwrap();
-    assert_eq!(convert.service(&headless).fact.unwrap_err(), Unserved::Skipped);
+    assert_eq!(converter.service(&headless).result.unwrap_err(), Unserved::Skipped);
     let broken = serde_saphyr::from_str("{metadata: {name: a, namespace: b}, spec: {clusterIP: x}}").unwrap();
-    assert_eq!(convert.service(&broken).fact.unwrap_err(), Unserved::Refused);
+    assert_eq!(converter.service(&broken).result.unwrap_err(), Unserved::Refused);
 }

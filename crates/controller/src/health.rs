@@ -1,9 +1,10 @@
-//! Health and metrics: alive, ready to answer the API server, and how much there is to do.
+//! The health and metrics listener: whether the process is alive, whether it can answer admission requests, and how much
+//! there is to write.
 
-use crate::listen::{self, Room};
-use crate::seat::Size;
-use crate::webhook::Shown;
-use crate::world::World;
+use crate::cluster_state::SharedState;
+use crate::connection_limiter::ConnectionLimits;
+use crate::listener::{self, ListenerConfig};
+use crate::webhook::ServingCertificate;
 use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
@@ -12,64 +13,66 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// A kubelet and a few that scrape, each with a connection for each question: so nobody holds one.
-const ROOM: Room = Room { size: Size { all: 256, per_peer: 16 }, keep: false };
+/// The kubelet and a few scrapers, with a new connection for each request.
+const CONFIG: ListenerConfig =
+    ListenerConfig { limits: ConnectionLimits { total: 256, per_peer: 16 }, keep_alive: false };
 
 #[derive(Clone)]
-pub struct Health {
-    pub world: Arc<Mutex<World>>,
-    pub shown: Arc<Shown>,
+pub struct HealthContext {
+    pub state: SharedState,
+    pub certificate: Arc<ServingCertificate>,
     pub leader: watch::Receiver<bool>,
     pub stop: watch::Receiver<bool>,
 }
 
-pub async fn bind(at: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(at).await.with_context(|| format!("cannot listen on {at}: choose another --health-address"))
+pub async fn bind(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
+    let bound = TcpListener::bind(address).await;
+    bound.with_context(|| format!("cannot listen on {address}: choose another --healthz-bind-address"))
 }
 
-pub async fn serve(listener: TcpListener, health: Health) -> anyhow::Result<()> {
+pub async fn serve(listener: TcpListener, context: HealthContext) -> anyhow::Result<()> {
     let app = Router::new()
         .route("/livez", get(async || "ok"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(health);
-    let open = |stream: TcpStream| std::future::ready(Some(stream));
-    listen::serve(listener, ROOM, app, &mut JoinSet::new(), open).await;
+        .with_state(context);
+    let no_handshake = |stream: TcpStream| std::future::ready(Some(stream));
+    listener::serve(listener, CONFIG, app, &mut JoinSet::new(), no_handshake).await;
     anyhow::bail!("the health listener ended")
 }
 
-/// Ready is who can answer admissions: it knows the cluster and has a certificate. Whether it leads does not matter.
-async fn ready(State(health): State<Health>) -> Response {
-    let (synced, error) = {
-        let world = health.world.lock().unwrap_or_else(PoisonError::into_inner);
-        (world.synced, world.error.clone())
-    };
-    let not = |why: String| (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
+/// A replica is ready if it can answer admission requests: it has synced and has a certificate. It need not lead.
+async fn ready(State(context): State<HealthContext>) -> Response {
+    let (synced, error) = context.state.with(|state| (state.synced, state.error.clone()));
+    let not_ready = |reason: String| (StatusCode::SERVICE_UNAVAILABLE, reason).into_response();
     match () {
-        () if *health.stop.borrow() => not("it ends".into()),
-        () if !synced => not(format!("the cluster is not read yet: {}", error.unwrap_or_else(|| "wait".into()))),
-        () if !health.shown.is_set() => not("there is no certificate yet: the leader makes it".into()),
+        () if *context.stop.borrow() => not_ready("the controller is shutting down".into()),
+        () if !synced => {
+            let error = error.unwrap_or_else(|| "listing objects".into());
+            not_ready(format!("the controller has not synced with the cluster yet: {error}"))
+        }
+        () if !context.certificate.is_set() => not_ready("no certificate yet: the leader generates it".into()),
         () => "ok".into_response(),
     }
 }
 
-async fn metrics(State(health): State<Health>) -> Response {
-    let counts = health.world.lock().unwrap_or_else(PoisonError::into_inner).counts();
+async fn metrics(State(context): State<HealthContext>) -> Response {
+    let counts = context.state.with(|state| state.counts());
     let mut registry = Registry::default();
     let mut gauge = |name: &str, help: &str, value: usize| {
         let gauge: Gauge = Gauge::default();
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         registry.register(name, help, gauge);
     };
-    gauge("beeline_controller_leader", "Whether this replica writes", usize::from(*health.leader.borrow()));
-    gauge("beeline_controller_policies", "Policies known", counts.policies);
-    gauge("beeline_controller_slices", "EndpointSlices of backends that should be", counts.slices);
-    gauge("beeline_controller_nodes", "Nodes known", counts.nodes);
+    gauge("beeline_controller_leader", "1 if this replica is the leader", usize::from(*context.leader.borrow()));
+    gauge("beeline_controller_policies", "Policies in the cluster", counts.policies);
+    gauge("beeline_controller_slices", "EndpointSlices that should be published", counts.slices);
+    gauge("beeline_controller_nodes", "Nodes in the cluster", counts.nodes);
     gauge("beeline_controller_unwritten_slices", "EndpointSlices that wait to be written", counts.unwritten_slices);
     gauge("beeline_controller_failing_slices", "EndpointSlices whose last write failed", counts.failing_slices);
     let mut text = String::new();

@@ -1,31 +1,34 @@
-//! What needs the whole cluster's knowledge, done once and not on every node: admission of policies, the backends of
-//! BalancingPolicies and the nodes' addresses published as EndpointSlices, and the status of every policy. Traffic never
-//! waits for it.
+//! The cluster-wide tasks of Beeline, done once and not on every node: admission of policies, the backends of
+//! BalancingPolicies and the nodes' addresses published as EndpointSlices, and the status of every policy. No traffic
+//! depends on the controller.
 #![forbid(unsafe_code)]
 
+mod address_owner;
 mod admission;
-mod census;
 mod certificate;
-mod claim;
+mod cluster_state;
+mod connection_limiter;
 mod health;
-mod judge;
-mod keep;
-mod lease;
-mod limit;
-mod listen;
-mod publish;
-mod queue;
-mod report;
-mod right;
+mod leader_election;
+mod listener;
+mod node_report;
+mod observed_status;
+mod pending_changes;
+mod policy_slices;
+mod policy_target;
+mod port_owner;
+mod publisher;
+mod report_cleanup;
+mod rollout;
 mod run;
-mod said;
-mod seat;
+mod scope_authorizer;
 mod settings;
-mod spot;
 mod status;
-mod sweep;
+mod status_writer;
+mod validation;
 mod webhook;
-mod world;
+mod webhook_certificate;
+mod write_queue;
 
 pub use run::run;
-pub use settings::{Overlap, Settings};
+pub use settings::{ControllerSettings, Overlap};

@@ -1,59 +1,64 @@
-//! Starts everything and waits: one JoinSet, the first task to end ends the process with its reason.
+//! Starts the controller's tasks in one JoinSet. The first task to end ends the process with its error.
 
-use crate::admission::Admission;
-use crate::health::{self, Health};
-use crate::keep::Keep;
-use crate::lease::Election;
-use crate::publish::{Publish, list_nodes};
-use crate::settings::Settings;
-use crate::status::Writer;
-use crate::sweep::sweep;
-use crate::webhook::{self, Shown};
-use crate::world::{CLUSTER, World};
-use crate::{report, said};
+use crate::admission::AdmissionHandler;
+use crate::cluster_state::{CLUSTER, ClusterState, SharedState};
+use crate::health::{self, HealthContext};
+use crate::leader_election::LeaderElection;
+use crate::node_report::watch_reports;
+use crate::observed_status::watch_statuses;
+use crate::publisher::{SlicePublisher, list_node_slices};
+use crate::report_cleanup::delete_orphaned_reports;
+use crate::settings::ControllerSettings;
+use crate::status_writer::StatusWriter;
+use crate::webhook::{self, ServingCertificate};
+use crate::webhook_certificate::WebhookCertificate;
 use anyhow::Context;
-use beeline_cluster::{Batch, Claim, Echo, Nodes, PATIENCE, Pods, Role, Server, connect};
-use std::sync::{Arc, Mutex, PoisonError};
+use beeline_cluster::{
+    ApiServerSource, ChangeBatch, Feedback, NodeScope, PodScope, ServiceFilter, SourceRole, WATCH_IDLE_TIMEOUT, connect,
+};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
-pub async fn run(settings: Settings) -> anyhow::Result<()> {
+pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
     settings.access.check().await?;
-    let client = connect(settings.access.clone(), PATIENCE).await?;
-    let hooks = webhook::bind(settings.webhook).await?;
-    let health = match settings.health {
-        Some(at) => Some(health::bind(at).await?),
+    let client = connect(settings.access.clone(), WATCH_IDLE_TIMEOUT).await?;
+    let webhook_listener = webhook::bind(settings.webhook_address).await?;
+    let health_listener = match settings.health_address {
+        Some(address) => Some(health::bind(address).await?),
         None => None,
     };
-    tracing::info!(identity = settings.identity, namespace = settings.namespace, "beeline controller starts");
-    let world = Arc::new(Mutex::new(World::new(&settings)));
-    let (shown, changed) = (Arc::new(Shown::default()), Arc::new(Notify::new()));
-    let (leads, leader) = watch::channel(false);
-    let (stop, stopping) = watch::channel(false);
+    tracing::info!(identity = settings.identity, namespace = settings.namespace, "starting the beeline controller");
+    let state = SharedState::new(&settings);
+    let (certificate, changed) = (Arc::new(ServingCertificate::default()), Arc::new(Notify::new()));
+    let (leader_sender, leader) = watch::channel(false);
+    let (stop_sender, stop) = watch::channel(false);
+    let reports = settings.report_namespace.clone();
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    tasks.spawn(follow(settings.clone(), client.clone(), world.clone(), changed.clone()));
-    tasks.spawn(report::follow(client.clone(), settings.report_namespace.clone(), world.clone()));
-    tasks.spawn(said::follow(client.clone(), world.clone()));
-    tasks.spawn(sweep(client.clone(), settings.report_namespace.clone(), world.clone(), leader.clone()));
-    tasks.spawn(Election::new(client.clone(), &settings).run(leads, stopping.clone()));
-    tasks.spawn(Keep::new(client.clone(), &settings, shown.clone()).run(leader.clone()));
-    tasks.spawn(Publish::new(client.clone(), &settings.namespace, world.clone()).run(leader.clone(), changed));
-    tasks.spawn(Writer::new(client.clone(), world.clone()).run(leader.clone()));
-    let admission = Admission::new(client, world.clone());
-    tasks.spawn(webhook::serve(hooks, shown.clone(), admission, stopping.clone(), settings.drain));
-    if let Some(listener) = health {
-        tasks.spawn(health::serve(listener, Health { world, shown, leader, stop: stopping }));
+    tasks.spawn(watch_cluster(settings.clone(), client.clone(), state.clone(), changed.clone()));
+    tasks.spawn(watch_reports(client.clone(), reports.clone(), state.clone()));
+    tasks.spawn(watch_statuses(client.clone(), state.clone()));
+    tasks.spawn(delete_orphaned_reports(client.clone(), reports, state.clone(), leader.clone()));
+    tasks.spawn(LeaderElection::new(client.clone(), &settings).run(leader_sender, stop.clone()));
+    tasks.spawn(WebhookCertificate::new(client.clone(), &settings, certificate.clone()).run(leader.clone()));
+    let publisher = SlicePublisher::new(client.clone(), &settings.namespace, state.clone());
+    tasks.spawn(publisher.run(leader.clone(), changed));
+    tasks.spawn(StatusWriter::new(client.clone(), state.clone()).run(leader.clone()));
+    let admission = AdmissionHandler::new(client, state.clone());
+    tasks.spawn(webhook::serve(webhook_listener, certificate.clone(), admission, stop.clone(), settings.drain));
+    if let Some(listener) = health_listener {
+        tasks.spawn(health::serve(listener, HealthContext { state, certificate, leader, stop }));
     }
     let ended = tokio::select! {
         first = tasks.join_next() => first.map_or(Ok(()), |joined| joined.context("a task of the controller panicked")?),
         signal = stop_signal() => signal,
     };
-    // The Lease is given back at once; the webhook goes on until nobody is sent here any more.
-    stop.send_replace(true);
+    // The Lease is released at once. The webhook continues until no requests are routed to this replica any more.
+    stop_sender.send_replace(true);
     if ended.is_ok() {
-        tracing::info!("stopping; what is published stays, and traffic goes on");
+        tracing::info!("stopping; published slices stay, and traffic is not affected");
         tokio::time::sleep(settings.drain + Duration::from_millis(200)).await;
     }
     tasks.shutdown().await;
@@ -66,71 +71,66 @@ async fn stop_signal() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All that the API server says of the whole cluster, into the world.
-async fn follow(
-    settings: Settings,
+/// Watches all objects of the cluster and applies them to the state. `changed` is notified after each batch.
+async fn watch_cluster(
+    settings: ControllerSettings,
     client: kube::Client,
-    world: Arc<Mutex<World>>,
+    state: SharedState,
     changed: Arc<Notify>,
 ) -> anyhow::Result<()> {
-    adopt(&settings, &client, &world).await;
-    let server = Server {
+    adopt_node_slices(&settings, &client, &state).await;
+    let source = ApiServerSource {
         access: settings.access,
         cluster: CLUSTER.into(),
         node: settings.identity,
-        nodes: Nodes::Watch,
-        pods: Pods::All,
-        claim: Claim::default(),
+        nodes: NodeScope::Watch,
+        pods: PodScope::All,
+        service_filter: ServiceFilter::default(),
         clear_taint: false,
-        patience: PATIENCE,
-        role: Role::Controller,
+        idle_timeout: WATCH_IDLE_TIMEOUT,
+        role: SourceRole::Controller,
         controller_namespace: settings.namespace,
         report_namespace: settings.report_namespace,
         reports: None,
-        ranges: false,
-        notices: true,
-        passport: None,
+        watch_service_cidrs: false,
+        post_events: true,
+        cluster_id_check: None,
     };
-    let (batches, mut heard) = mpsc::channel::<Batch>(16);
-    // It programs nothing, and refuses by status, not by Events.
+    let (sender, mut batches) = mpsc::channel::<ChangeBatch>(16);
+    // The controller programs nothing, and reports problems by the status of policies, not by Events.
     let (_programmed, programmed) = watch::channel(false);
-    let (_refusals, refused) = mpsc::channel(1);
-    let echo = Echo::new(programmed, refused);
-    let take = async {
-        while let Some(batch) = heard.recv().await {
-            take_batch(&world, batch);
-            while advance(&world) {
-                // A lock that is let go of and taken again at once may never be anybody else's.
+    let (_refusals, refusals) = mpsc::channel(1);
+    let feedback = Feedback::new(programmed, refusals);
+    let apply = async {
+        while let Some(batch) = batches.recv().await {
+            state.with(|state| push_batch(state, batch));
+            while state.with(ClusterState::advance) {
+                // A pause lets other tasks get the lock, which is not fair.
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             changed.notify_one();
         }
     };
-    let (watched, ()) = tokio::join!(server.watch(batches, echo), take);
+    let (watched, ()) = tokio::join!(source.watch(sender, feedback), apply);
     watched?;
     anyhow::bail!("the watch of the cluster ended")
 }
 
-fn take_batch(world: &Mutex<World>, batch: Batch) {
-    let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
-    if world.error != batch.error {
+fn push_batch(state: &mut ClusterState, batch: ChangeBatch) {
+    if state.error != batch.error {
         match &batch.error {
-            Some(error) => tracing::warn!("the cluster cannot be read, what was known before holds: {error}"),
-            None => tracing::info!("the cluster can be read"),
+            Some(error) => tracing::warn!(error, "cannot read the cluster, the last known state stays in effect"),
+            None => tracing::info!("reading the cluster again"),
         }
     }
-    world.take(batch.facts, batch.synced, batch.whole && batch.error.is_none());
-    world.error = batch.error;
+    state.push(batch.changes, batch.synced, batch.complete && batch.error.is_none());
+    state.error = batch.error;
 }
 
-fn advance(world: &Mutex<World>) -> bool {
-    world.lock().unwrap_or_else(PoisonError::into_inner).advance()
-}
-
-/// Best effort: without it nodes only change their slices.
-async fn adopt(settings: &Settings, client: &kube::Client, world: &Mutex<World>) {
-    match list_nodes(client, &settings.namespace).await {
-        Ok(slices) => world.lock().unwrap_or_else(PoisonError::into_inner).adopt_nodes(&slices),
-        Err(error) => tracing::warn!("what is published of nodes cannot be read: {error}"),
+/// Best effort: if the published node slices cannot be read, nodes move to other slices.
+async fn adopt_node_slices(settings: &ControllerSettings, client: &kube::Client, state: &SharedState) {
+    match list_node_slices(client, &settings.namespace).await {
+        Ok(slices) => state.with(|state| state.adopt_nodes(&slices)),
+        Err(error) => tracing::warn!(%error, "cannot read the published node slices"),
     }
 }

@@ -1,4 +1,4 @@
-//! What the controller was told, checked.
+//! The checked settings of the controller.
 
 use beeline_cluster::Access;
 use ipnet::IpNet;
@@ -10,32 +10,34 @@ use std::time::Duration;
 pub enum Overlap {
     #[default]
     Refuse,
-    /// The order decides: LocalRedirectPolicy, then BalancingPolicy.
+    /// LocalRedirectPolicy takes precedence over BalancingPolicy.
     Allow,
 }
 
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ControllerSettings {
     pub access: Access,
-    /// Where node slices, the Lease and the Secret are.
+    /// Namespace of the node slices, the Lease and the certificate Secret.
     pub namespace: String,
-    /// Where the nodes' reports are.
+    /// Namespace of the nodes' reports.
     pub report_namespace: String,
-    /// Who we are among the replicas.
+    /// Identity of this replica in the Lease.
     pub identity: String,
     pub virtual_ranges: Vec<IpNet>,
     pub overlap: Overlap,
-    pub webhook: SocketAddr,
-    /// What the API server calls us by: DNS names and addresses.
+    pub webhook_address: SocketAddr,
+    /// DNS names and addresses in the webhook's certificate.
     pub webhook_names: Vec<String>,
-    /// The ValidatingWebhookConfiguration that the CA is written into.
-    pub configuration: String,
+    /// Name of the ValidatingWebhookConfiguration that gets the CA certificates.
+    pub webhook_configuration: String,
+    /// Name of the certificate Secret.
     pub secret: String,
-    pub certificate_life: Duration,
+    pub certificate_lifetime: Duration,
+    /// Name of the Lease.
     pub lease: String,
     pub lease_duration: Duration,
-    /// `None`: no such listener.
-    pub health: Option<SocketAddr>,
-    /// After the signal to end, the webhook answers this long: until nobody is sent here any more.
+    /// `None` disables the health listener.
+    pub health_address: Option<SocketAddr>,
+    /// How long the webhook keeps answering after the signal to terminate, until no requests are routed to it any more.
     pub drain: Duration,
 }

@@ -1,8 +1,8 @@
-//! The webhook's listener: HTTPS with a certificate that may change between two connections.
+//! The webhook's HTTPS listener. Its certificate can change between two connections.
 
-use crate::admission::Admission;
-use crate::listen::{self, Room};
-use crate::seat::Size;
+use crate::admission::AdmissionHandler;
+use crate::connection_limiter::ConnectionLimits;
+use crate::listener::{self, ListenerConfig};
 use anyhow::Context;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -23,14 +23,15 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// API servers keep a few each, and may all stand behind one address.
-const ROOM: Room = Room { size: Size { all: 1024, per_peer: 256 }, keep: true };
+/// Each API server keeps a few connections, and all API servers may have the same source address.
+const CONFIG: ListenerConfig =
+    ListenerConfig { limits: ConnectionLimits { total: 1024, per_peer: 256 }, keep_alive: true };
 
-/// What is shown to whoever connects.
+/// The certificate that new connections get.
 #[derive(Debug, Default)]
-pub struct Shown(RwLock<Option<Arc<CertifiedKey>>>);
+pub struct ServingCertificate(RwLock<Option<Arc<CertifiedKey>>>);
 
-impl Shown {
+impl ServingCertificate {
     pub fn set(&self, chain: &str, key: &str) -> anyhow::Result<()> {
         let chain = CertificateDer::pem_slice_iter(chain.as_bytes()).collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes())?;
@@ -44,51 +45,55 @@ impl Shown {
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Until some time after `stop`; then what is under way is answered, and nothing new is taken.
+/// Accepts connections until `drain` after `stop`. Requests in progress are then still answered.
 pub async fn serve(
     listener: TcpListener,
-    shown: Arc<Shown>,
-    admission: Admission,
+    certificate: Arc<ServingCertificate>,
+    admission: AdmissionHandler,
     stop: watch::Receiver<bool>,
     drain: Duration,
 ) -> anyhow::Result<()> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let mut config = config.with_no_client_auth().with_cert_resolver(shown);
+    let mut config = config.with_no_client_auth().with_cert_resolver(certificate);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let app = Router::new().route("/admit", post(admit)).route("/healthz", get(async || "ok")).with_state(admission);
-    let open = move |stream: TcpStream| {
+    let handshake = move |stream: TcpStream| {
         let accepted = acceptor.accept(stream);
         async move { accepted.await.ok() }
     };
     let mut connections = JoinSet::new();
     tokio::select! {
-        () = listen::serve(listener, ROOM, app, &mut connections, open) => {}
-        () = end(stop, drain) => {}
+        () = listener::serve(listener, CONFIG, app, &mut connections, handshake) => {}
+        () = drained(stop, drain) => {}
     }
     std::future::pending().await
 }
 
-/// So long after the signal requests may still be sent here.
-async fn end(mut stop: watch::Receiver<bool>, drain: Duration) {
+/// Completes `drain` after `stop`, because requests may be routed here until then.
+async fn drained(mut stop: watch::Receiver<bool>, drain: Duration) {
     let _ = stop.wait_for(|stop| *stop).await;
     tokio::time::sleep(drain).await;
 }
 
-async fn admit(State(admission): State<Admission>, Json(review): Json<AdmissionReview<DynamicObject>>) -> Response {
+async fn admit(
+    State(admission): State<AdmissionHandler>,
+    Json(review): Json<AdmissionReview<DynamicObject>>,
+) -> Response {
     match admission.review(review).await {
         Ok(review) => Json(review).into_response(),
-        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why.to_string()).into_response(),
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
     }
 }
 
-pub async fn bind(at: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(at).await.with_context(|| format!("cannot listen on {at}: choose another --webhook-address"))
+pub async fn bind(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
+    let bound = TcpListener::bind(address).await;
+    bound.with_context(|| format!("cannot listen on {address}: choose another --webhook-bind-address"))
 }

@@ -1,6 +1,7 @@
-//! What changes while running: event level, heartbeat, the host's own addresses, and cgroups that are left alone.
+//! Settings of the BPF programs that change at run time: event level, heartbeat, the host's addresses, and rules for
+//! cgroups (exclusion from resolution, view).
 
-use crate::mapped::{Mapped, bytes_of, from_bytes};
+use crate::mapped::{MappedArray, bytes_of, from_bytes};
 use crate::object::MapSet;
 use crate::{Context, Error, Result, abi, cgroup, wire};
 use beeline_model::Address;
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// So many levels of cgroups above a process are looked at.
+/// Number of ancestor cgroup levels of a process that the programs check.
 pub const LEVELS: u32 = 24;
 
 const CGROUP_LEVELS: usize = offset_of!(abi::control, cgroup_levels);
@@ -53,12 +54,12 @@ impl fmt::Display for EventLevel {
     }
 }
 
-/// What holds for the processes below a cgroup.
+/// A rule for the processes below a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CgroupRule {
-    /// They keep the address that they dialled.
+    /// Their dials are not resolved.
     pub untouched: bool,
-    /// 0: as everybody.
+    /// Their view; 0 is the default view.
     pub view: u32,
 }
 
@@ -67,11 +68,11 @@ impl CgroupRule {
 }
 
 pub struct Control {
-    row: Mapped<abi::control>,
+    row: MappedArray<abi::control>,
     cgroups: MapHandle,
 }
 
-/// Nanoseconds of the clock that programs read.
+/// Time of the monotonic clock in nanoseconds, as the programs read it.
 pub fn monotonic() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -82,13 +83,13 @@ impl Control {
         Ok(Control { row: maps.mapped("control")?, cgroups: maps.handle("cgroup")? })
     }
 
-    /// Takes over what was set in other tables.
-    pub fn carry(&self, from: &Control) -> Result<()> {
+    /// Copies the settings of other tables.
+    pub fn copy_from(&self, from: &Control) -> Result<()> {
         self.row.write(0, from.row.read(0));
         for key in from.cgroups.keys() {
             let value = from.cgroups.lookup(&key, MapFlags::ANY).context(|| "cannot read the cgroup table".into())?;
-            let put = value.map_or(Ok(()), |v| self.cgroups.update(&key, &v, MapFlags::ANY));
-            put.context(|| "cannot write the cgroup table".into())?;
+            let result = value.map_or(Ok(()), |v| self.cgroups.update(&key, &v, MapFlags::ANY));
+            result.context(|| "cannot write the cgroup table".into())?;
         }
         Ok(())
     }
@@ -114,30 +115,30 @@ impl Control {
         }
     }
 
-    /// A sign of life.
-    pub fn beat(&self) {
+    /// Stores the current time as the agent's last heartbeat.
+    pub fn record_heartbeat(&self) {
         self.row.store(0, offset_of!(abi::control, heartbeat), monotonic());
     }
 
-    /// How long ago the last sign of life was.
-    pub fn last_beat(&self) -> Option<Duration> {
+    /// Time since the last heartbeat; `None` before the first one.
+    pub fn heartbeat_age(&self) -> Option<Duration> {
         let beat: u64 = self.row.load(0, offset_of!(abi::control, heartbeat));
         (beat != 0).then(|| Duration::from_nanos(monotonic().saturating_sub(beat)))
     }
 
-    /// How long without a sign of life before dials are left alone; zero: never.
-    pub fn set_orphan(&self, after: Option<Duration>) {
-        self.beat();
+    /// Sets the time without a heartbeat after which dials are not resolved; `None` means never.
+    pub fn set_orphan_timeout(&self, after: Option<Duration>) {
+        self.record_heartbeat();
         let nanos = after.map_or(0, |d| d.as_nanos() as u64);
         self.row.store(0, offset_of!(abi::control, orphan), nanos);
     }
 
-    pub fn orphan(&self) -> Option<Duration> {
+    pub fn orphan_timeout(&self) -> Option<Duration> {
         let nanos: u64 = self.row.load(0, offset_of!(abi::control, orphan));
         (nanos != 0).then(|| Duration::from_nanos(nanos))
     }
 
-    /// What the host itself dials from.
+    /// Sets the source addresses of the host's own dials.
     pub fn set_host_addresses(&self, v4: Option<Address>, v6: Option<Address>) {
         let mut row = self.row.read(0);
         row.host4 = v4.map(wire::address).unwrap_or_default();
@@ -147,7 +148,7 @@ impl Control {
         }
     }
 
-    /// Where one cgroup is below another, the deeper one's view holds. Replaces what was there.
+    /// Replaces all rules. If two cgroups with rules are nested, the view of the inner one applies.
     pub fn set_rules(&self, rules: &[(&Path, CgroupRule)]) -> Result<()> {
         let (wanted, levels) = self.write_rules(rules)?;
         self.row.store(0, CGROUP_LEVELS, levels);
@@ -158,7 +159,7 @@ impl Control {
         Ok(())
     }
 
-    /// What was there stays.
+    /// Adds rules; the existing ones stay.
     pub fn add_rules(&self, rules: &[(&Path, CgroupRule)]) -> Result<()> {
         let (_, levels) = self.write_rules(rules)?;
         self.row.store(0, CGROUP_LEVELS, levels | self.row.load::<u64>(0, CGROUP_LEVELS));
@@ -171,15 +172,15 @@ impl Control {
         }
     }
 
-    /// Their ids, and at which levels they stand.
+    /// Writes the rules. Returns the ids of their cgroups, and the levels of these cgroups as bits.
     fn write_rules(&self, rules: &[(&Path, CgroupRule)]) -> Result<(Vec<u64>, u64)> {
         let mut levels = 0u64;
         let mut wanted = Vec::new();
         for (path, rule) in rules {
             let level = cgroup::level(path)?;
             if level >= LEVELS {
-                return Err(Error::Said(format!(
-                    "{} is {level} levels deep: at most {} can be told",
+                return Err(Error::Message(format!(
+                    "the cgroup {} is {level} levels below the root: rules are possible for at most {} levels",
                     path.display(),
                     LEVELS - 1
                 )));
@@ -189,36 +190,37 @@ impl Control {
             wanted.push((cgroup::id(path)?, abi::cgroup_rule { flags, view: rule.view }));
         }
         for (id, rule) in &wanted {
-            let put = self.cgroups.update(&id.to_ne_bytes(), bytes_of(rule), MapFlags::ANY);
-            put.context(|| "cannot write the cgroup table".into())?;
+            let result = self.cgroups.update(&id.to_ne_bytes(), bytes_of(rule), MapFlags::ANY);
+            result.context(|| "cannot write the cgroup table".into())?;
         }
         Ok((wanted.into_iter().map(|(id, _)| id).collect(), levels))
     }
 
-    /// Cgroups of pods stand at these levels below the root, from now on too: to be told before a pod is a member.
+    /// Adds levels below the root at which pod cgroups are. The level of a pod must be added before the pod becomes a
+    /// member of a policy.
     pub fn add_member_levels(&self, levels: impl IntoIterator<Item = u32>) -> Result<()> {
-        let told = self.row.load::<u32>(0, MEMBER_LEVELS).to_ne_bytes();
-        self.store_member_levels(tell_levels(told, levels)?);
+        let stored = self.row.load::<u32>(0, MEMBER_LEVELS).to_ne_bytes();
+        self.store_member_levels(encode_levels(stored, levels)?);
         Ok(())
     }
 
-    /// Replaces what was told: these are the levels of all members. Some kubelets' layouts have gone, and there is room for
-    /// few.
+    /// Replaces the levels by those of all current members. There is space for only a few levels, and levels without
+    /// members would use it up.
     pub fn set_member_levels(&self, levels: impl IntoIterator<Item = u32>) -> Result<()> {
-        self.store_member_levels(tell_levels([0; size_of::<u32>()], levels)?);
+        self.store_member_levels(encode_levels([0; size_of::<u32>()], levels)?);
         Ok(())
     }
 
-    fn store_member_levels(&self, told: [u8; size_of::<u32>()]) {
-        self.row.store(0, MEMBER_LEVELS, u32::from_ne_bytes(told));
+    fn store_member_levels(&self, bytes: [u8; size_of::<u32>()]) {
+        self.row.store(0, MEMBER_LEVELS, u32::from_ne_bytes(bytes));
     }
 
     pub fn member_levels(&self) -> Vec<u32> {
-        let told: u32 = self.row.load(0, MEMBER_LEVELS);
-        told.to_ne_bytes().into_iter().filter(|byte| *byte != 0).map(|byte| u32::from(byte) - 1).collect()
+        let stored: u32 = self.row.load(0, MEMBER_LEVELS);
+        stored.to_ne_bytes().into_iter().filter(|byte| *byte != 0).map(|byte| u32::from(byte) - 1).collect()
     }
 
-    /// By the cgroup's id.
+    /// All rules, by cgroup id.
     pub fn rules(&self) -> HashMap<u64, CgroupRule> {
         let read = |key: Vec<u8>| {
             let value = self.cgroups.lookup(&key, MapFlags::ANY).ok()??;
@@ -230,21 +232,23 @@ impl Control {
     }
 }
 
-/// A byte for each level, kept as one more, so that 0 is none.
-fn tell_levels<const N: usize>(mut told: [u8; N], levels: impl IntoIterator<Item = u32>) -> Result<[u8; N]> {
+/// Adds levels to an array of bytes. A level is stored as level + 1, because 0 marks a free byte.
+fn encode_levels<const N: usize>(mut bytes: [u8; N], levels: impl IntoIterator<Item = u32>) -> Result<[u8; N]> {
     for level in levels {
         let byte = u8::try_from(level + 1).unwrap_or(0);
         if byte == 0 || u32::from(byte) > LEVELS {
             let most = LEVELS - 1;
-            return Err(Error::Said(format!("a pod's cgroup is {level} levels deep: at most {most} can be told")));
+            return Err(Error::Message(format!(
+                "a pod cgroup is {level} levels below the root: at most {most} are supported"
+            )));
         }
-        if told.contains(&byte) {
+        if bytes.contains(&byte) {
             continue;
         }
-        let free = told.iter_mut().find(|told| **told == 0);
-        *free.ok_or_else(|| Error::Said(format!("pods' cgroups stand at more than {N} levels")))? = byte;
+        let free = bytes.iter_mut().find(|stored| **stored == 0);
+        *free.ok_or_else(|| Error::Message(format!("pod cgroups are at more than {N} different levels")))? = byte;
     }
-    Ok(told)
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -252,11 +256,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_told_once_each_and_no_more_than_there_is_room() {
-        let told = tell_levels([0; 4], [2, 3, 2]).unwrap();
-        assert_eq!(told, [3, 4, 0, 0]);
-        assert_eq!(tell_levels(told, [4, 5]).unwrap(), [3, 4, 5, 6]);
-        assert!(tell_levels([3, 4, 5, 6], [9]).unwrap_err().to_string().contains("more than 4 levels"));
-        assert!(tell_levels([0; 4], [LEVELS]).unwrap_err().to_string().contains("levels deep"));
+    fn each_level_is_stored_once_and_too_many_levels_are_rejected() {
+        let bytes = encode_levels([0; 4], [2, 3, 2]).unwrap();
+        assert_eq!(bytes, [3, 4, 0, 0]);
+        assert_eq!(encode_levels(bytes, [4, 5]).unwrap(), [3, 4, 5, 6]);
+        assert!(encode_levels([3, 4, 5, 6], [9]).unwrap_err().to_string().contains("more than 4 different levels"));
+        assert!(encode_levels([0; 4], [LEVELS]).unwrap_err().to_string().contains("levels below the root"));
     }
 }

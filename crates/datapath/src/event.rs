@@ -1,5 +1,5 @@
-//! The event ring: events of the kernel half in our types. What comes faster than it is taken is dropped and counted: one
-//! look at the ring goes on for as long as events come in, and would gather without end.
+//! Reads events from the ring buffer of the BPF programs. Events that arrive faster than they are consumed are dropped and
+//! counted: one poll of the ring runs for as long as new events arrive, so an unbounded queue could grow without limit.
 
 use crate::mapped::from_bytes;
 use crate::object::MapSet;
@@ -12,58 +12,58 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Events between two takes: a few megabytes.
-const ROOM: usize = 16_384;
+/// Capacity of the queue between two polls, in events: a few megabytes.
+const CAPACITY: usize = 16_384;
 
-pub struct Events {
+pub struct EventReader {
     ring: RingBuffer<'static>,
-    received: Receiver<Event>,
+    receiver: Receiver<Event>,
 }
 
-/// Where events wait to be taken.
+/// Bounded queue between the ring buffer and its consumer.
 struct Queue {
-    waiting: SyncSender<Event>,
+    sender: SyncSender<Event>,
     dropped: Arc<AtomicU64>,
 }
 
 impl Queue {
-    fn new(room: usize, dropped: Arc<AtomicU64>) -> (Queue, Receiver<Event>) {
-        let (waiting, received) = sync_channel(room);
-        (Queue { waiting, dropped }, received)
+    fn new(capacity: usize, dropped: Arc<AtomicU64>) -> (Queue, Receiver<Event>) {
+        let (sender, receiver) = sync_channel(capacity);
+        (Queue { sender, dropped }, receiver)
     }
 
-    fn put(&self, event: impl FnOnce() -> Event) {
-        if self.waiting.try_send(event()).is_err() {
+    fn push(&self, event: impl FnOnce() -> Event) {
+        if self.sender.try_send(event()).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-impl Events {
-    /// `dropped` counts the events that found no room.
-    pub fn new(maps: &MapSet, dropped: Arc<AtomicU64>) -> Result<Events> {
-        // Leaked once per process: the ring borrows the map for as long as it polls, which is until the end.
+impl EventReader {
+    /// `dropped` counts the events that are dropped because the queue is full.
+    pub fn new(maps: &MapSet, dropped: Arc<AtomicU64>) -> Result<EventReader> {
+        // Leaked once per process: the ring borrows the map until the process ends.
         let map: &'static MapHandle = Box::leak(Box::new(maps.handle("events")?));
-        let (queue, received) = Queue::new(ROOM, dropped);
+        let (queue, receiver) = Queue::new(CAPACITY, dropped);
         let mut builder = RingBufferBuilder::new();
-        let take = move |bytes: &[u8]| {
+        let on_event = move |bytes: &[u8]| {
             if let Some(event) = from_bytes(bytes) {
-                queue.put(|| read_event(&event));
+                queue.push(|| read_event(&event));
             }
             0
         };
-        builder.add(map, take).context(|| "cannot read the event ring".into())?;
-        Ok(Events { ring: builder.build().context(|| "cannot read the event ring".into())?, received })
+        builder.add(map, on_event).context(|| "cannot open the event ring buffer".into())?;
+        Ok(EventReader { ring: builder.build().context(|| "cannot open the event ring buffer".into())?, receiver })
     }
 
-    /// Waits at most this long and returns what came.
+    /// Waits at most `timeout` and returns the events that arrived.
     pub fn poll(&self, timeout: Duration) -> Vec<Event> {
         let _ = self.ring.poll(timeout);
-        self.received.try_iter().collect()
+        self.receiver.try_iter().collect()
     }
 }
 
-/// Programs tell monotonic time; people want the other.
+/// Converts the monotonic time of a program to nanoseconds since the Unix epoch.
 fn wall_clock(monotonic: u64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
     now.saturating_sub(control::monotonic().saturating_sub(monotonic))
@@ -99,14 +99,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_finds_no_room_is_dropped_and_counted() {
+    fn events_beyond_the_capacity_are_dropped_and_counted() {
         let dropped = Arc::new(AtomicU64::new(0));
-        let (queue, received) = Queue::new(2, dropped.clone());
-        let put = |pid| queue.put(|| Event { pid, ..read_event(&abi::event::default()) });
-        (1..=5).for_each(put);
-        let pids = |received: &Receiver<Event>| received.try_iter().map(|event| event.pid).collect::<Vec<_>>();
-        assert_eq!((pids(&received), dropped.load(Ordering::Relaxed)), (vec![1, 2], 3));
-        put(6);
-        assert_eq!((pids(&received), dropped.load(Ordering::Relaxed)), (vec![6], 3), "there is room again");
+        let (queue, receiver) = Queue::new(2, dropped.clone());
+        let push = |pid| queue.push(|| Event { pid, ..read_event(&abi::event::default()) });
+        (1..=5).for_each(push);
+        let pids = |receiver: &Receiver<Event>| receiver.try_iter().map(|event| event.pid).collect::<Vec<_>>();
+        assert_eq!((pids(&receiver), dropped.load(Ordering::Relaxed)), (vec![1, 2], 3));
+        push(6);
+        assert_eq!((pids(&receiver), dropped.load(Ordering::Relaxed)), (vec![6], 3), "the queue accepts events again");
     }
 }

@@ -1,6 +1,7 @@
-//! The tables in the kernel: ops as stores into mapped arrays and calls on hashes, and the dump that a start begins with.
+//! Writes and reads the tables in the kernel. Ops become stores into mapped arrays and system calls on hash maps. A dump
+//! reads all rows, which is how an agent starts on pinned tables.
 
-use crate::mapped::{Mapped, bytes_of, from_bytes};
+use crate::mapped::{MappedArray, bytes_of, from_bytes};
 use crate::object::MapSet;
 use crate::{Context, Error, Result, abi, wire};
 use beeline_model::op::{MapError, Maps, Op};
@@ -12,35 +13,35 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{Ordering, fence};
 
-/// Rows a batch call takes at a time.
+/// Rows per batch system call.
 const BATCH: usize = 8192;
 
-pub struct Kernel {
+pub struct KernelMaps {
     frontend: MapHandle,
     node: MapHandle,
     source: MapHandle,
     member: MapHandle,
-    /// The kernel's own: written here only to hand out a number with a full bucket.
+    /// Written by the BPF programs. Only `Op::FillBucket` writes it here, to assign a policy number with a full bucket.
     level: MapHandle,
-    bucket: Mapped<u64>,
-    filter: Mapped<abi::filter>,
-    set: Mapped<abi::set>,
-    slot: Mapped<u32>,
-    backend: Mapped<abi::backend>,
-    /// Not mapped: the pages of a mapped array count as the agent's memory, all of them, and these are touched seldom.
+    bucket: MappedArray<u64>,
+    filter: MappedArray<abi::filter>,
+    set: MappedArray<abi::set>,
+    slot: MappedArray<u32>,
+    backend: MappedArray<abi::backend>,
+    /// Not mapped: all pages of a mapped array count as memory of the agent, and these arrays are rarely used.
     names: MapHandle,
     counters: MapHandle,
     picks: MapHandle,
-    /// Ids from here on were never used in these maps, so there is nothing to zero.
+    /// Ids from here on were never used in these maps, so their rows need not be zeroed.
     unused_owner: u32,
     unused_backend: u32,
-    grace: Grace,
+    grace_period: GracePeriod,
     sizes: Sizes,
     shards: u32,
 }
 
-impl Kernel {
-    pub fn new(maps: &MapSet) -> Result<Kernel> {
+impl KernelMaps {
+    pub fn new(maps: &MapSet) -> Result<KernelMaps> {
         let max = |name: &str| maps.max_entries(name);
         let sizes = Sizes {
             frontends: max("frontend")?,
@@ -51,10 +52,10 @@ impl Kernel {
             sources: max("source")?,
             names: max("names")?,
             members: max("member")?,
-            // A record, not a table: absent where an older agent had none.
+            // Affinity is a record map, which may be absent among the pins of an older agent.
             affinity: max("affinity").unwrap_or(0),
         };
-        Ok(Kernel {
+        Ok(KernelMaps {
             frontend: maps.handle("frontend")?,
             node: maps.handle("node")?,
             source: maps.handle("source")?,
@@ -70,33 +71,34 @@ impl Kernel {
             picks: maps.handle("picks")?,
             unused_owner: u32::MAX,
             unused_backend: u32::MAX,
-            grace: Grace::new()?,
+            grace_period: GracePeriod::new()?,
             shards: max("counters")? / sizes.names,
             sizes,
         })
     }
 
-    /// For maps that were created a moment ago.
-    pub fn fresh(mut self) -> Kernel {
+    /// Declares that the maps are new, so that no row needs to be zeroed.
+    pub fn assume_empty(mut self) -> KernelMaps {
         (self.unused_owner, self.unused_backend) = (0, 0);
         self
     }
 
-    /// A row that takes the place of another may be missed by a dial under way: it looks again while this word is odd,
-    /// or if it has moved. An agent that was killed in between left it odd, which the next exchange mends.
+    /// Replaces hash rows by running `write`. A concurrent lookup may miss a row that is being replaced, and is repeated if
+    /// the word `exchange` is odd or has changed. An agent that was killed during `write` left the word odd; the next call
+    /// corrects that.
     fn exchange<T>(&self, write: impl FnOnce() -> T) -> T {
         let at = offset_of!(abi::filter, exchange);
         let odd = self.filter.load::<u64>(0, at) | 1;
         self.filter.store(0, at, odd);
-        // To be seen before the rows are touched; the store alone would only come after what was before it.
+        // The odd value must be visible before the rows change. A release store only orders earlier stores before it.
         fence(Ordering::SeqCst);
         let result = write();
         self.filter.store(0, at, odd + 1);
         result
     }
 
-    /// For the one who writes these maps from now on.
-    pub fn adopted(self) -> Kernel {
+    /// Makes `exchange` even in case an earlier agent was killed while it replaced rows.
+    pub fn reset_exchange(self) -> KernelMaps {
         self.exchange(|| ());
         self
     }
@@ -124,7 +126,7 @@ impl Kernel {
         self.filter.store(0, base + index * 8, word);
     }
 
-    fn write_header(&self, id: SetId, header: &Header) {
+    fn write_header(&self, id: SetId, header: &SetHeader) {
         let family = if self.set.load::<u8>(id, offset_of!(abi::set, flags)) & abi::set_flag::SET_V6.0 as u8 != 0 {
             Family::V6
         } else {
@@ -132,7 +134,7 @@ impl Kernel {
         };
         self.set.store(id, offset_of!(abi::set, next), header.next);
         self.set.store(id, offset_of!(abi::set, affinity), header.affinity);
-        // Before the flags that ask by it.
+        // The policy is stored before the flags, because the flags make the programs use it.
         self.set.store(id, offset_of!(abi::set, policy), header.policy);
         self.set.store(id, offset_of!(abi::set, when_empty), wire::when_empty(header.when_empty));
         self.set.store(id, offset_of!(abi::set, flags), wire::set_flags(header, family));
@@ -189,7 +191,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// What is there already is left alone: exchanged for the same, it might be missed.
+    /// An existing row is not replaced, because a lookup could miss it during the replacement.
     fn write_member(&self, policy: PolicyId, cgroup: u64) -> std::result::Result<(), MapError> {
         let key = wire::member_key(policy, cgroup);
         match self.member.update(bytes_of(&key), bytes_of(&1u32), MapFlags::NO_EXIST) {
@@ -203,7 +205,7 @@ impl Kernel {
         put(&self.names, "name", &id.to_ne_bytes(), bytes_of(&row))
     }
 
-    /// Rows of the frontend hash, thousands a call.
+    /// Writes frontend rows with one batch system call.
     fn write_frontends(&self, ops: &[Op]) -> std::result::Result<(), MapError> {
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for op in ops {
@@ -221,7 +223,7 @@ impl Kernel {
 
     fn dump_frontends(&self, rows: &mut Rows) -> Result<()> {
         let all = self.frontend.lookup_batch(BATCH as u32, MapFlags::ANY, MapFlags::ANY);
-        for (key, value) in all.context(|| "cannot read the frontend table".into())? {
+        for (key, value) in all.context(|| "cannot read the map frontend".into())? {
             let (key, value) = (from_bytes(&key), from_bytes(&value));
             if let (Some(key), Some(value)) = (key, value)
                 && let Some(row) = wire::read_frontend(&value)
@@ -232,12 +234,12 @@ impl Kernel {
         Ok(())
     }
 
-    /// Only what a frontend or a link leads to is live.
+    /// Reads the sets that are reachable from a frontend, directly or through `next`. Other rows are not in use.
     fn dump_sets(&self, rows: &mut Rows) {
-        let mut open: Vec<SetId> = rows.frontends.values().map(|f| f.set).collect();
+        let mut queue: Vec<SetId> = rows.frontends.values().map(|f| f.set).collect();
         let mut seen: HashSet<SetId> = HashSet::from([SET_NONE, SET_CLOSED]);
         let mut end = 0;
-        while let Some(id) = open.pop() {
+        while let Some(id) = queue.pop() {
             if !seen.insert(id) || id >= self.set.len() {
                 continue;
             }
@@ -245,7 +247,7 @@ impl Kernel {
             if let Base::Range(base) = row.span.base {
                 end = end.max(base.saturating_add(u32::from(row.span.count)));
             }
-            open.push(row.header.next);
+            queue.push(row.header.next);
             rows.sets.insert(id, row);
         }
         rows.slots = (0..end.min(self.slot.len())).map(|i| self.slot.load(i, 0)).collect();
@@ -262,7 +264,7 @@ impl Kernel {
 
     fn dump_names(&self, rows: &mut Rows) -> Result<()> {
         let all = self.names.lookup_batch(1024, MapFlags::ANY, MapFlags::ANY);
-        for (key, value) in all.context(|| "cannot read the name table".into())? {
+        for (key, value) in all.context(|| "cannot read the map names".into())? {
             if let (Some(id), Some(name)) = (from_bytes(&key), from_bytes(&value).and_then(|n| wire::read_name(&n))) {
                 rows.names.insert(id, name);
             }
@@ -295,7 +297,7 @@ impl Kernel {
 
     fn dump_hashes(&self, rows: &mut Rows) -> Result<()> {
         for key in self.node.keys() {
-            let value = self.node.lookup(&key, MapFlags::ANY).context(|| "cannot read the node table".into())?;
+            let value = self.node.lookup(&key, MapFlags::ANY).context(|| "cannot read the map node".into())?;
             if let (Some(at), Some(node)) = (from_bytes(&key), value.and_then(|v| from_bytes(&v))) {
                 rows.nodes.insert(wire::read_address(&at), wire::read_node(&node));
             }
@@ -324,7 +326,7 @@ fn put(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> std::re
     map.update(key, value, MapFlags::ANY).map_err(|e| map_error(what, &e))
 }
 
-/// What is not there is gone.
+/// Deletes a row; a row that does not exist is no error.
 fn delete(map: &MapHandle, key: &[u8]) -> std::result::Result<(), MapError> {
     match map.delete(key) {
         Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(MapError::Failed(e.to_string())),
@@ -334,15 +336,15 @@ fn delete(map: &MapHandle, key: &[u8]) -> std::result::Result<(), MapError> {
 
 fn map_error(what: &'static str, error: &libbpf_rs::Error) -> MapError {
     let text = format!("{error:#}");
-    // E2BIG is a full hash, ENOSPC a full trie; the error keeps its number only in its text.
+    // E2BIG means a full hash, ENOSPC a full trie. The error has its number only in its text.
     if text.contains("(os error 7)") || text.contains("(os error 28)") {
         MapError::Full(what)
     } else {
-        MapError::Failed(format!("the {what} table: {text}"))
+        MapError::Failed(format!("cannot write the map {what}: {text}"))
     }
 }
 
-impl Maps for Kernel {
+impl Maps for KernelMaps {
     fn write(&mut self, op: &Op) -> std::result::Result<(), MapError> {
         match op {
             Op::Name(id, row) => return self.write_name(*id, row.as_ref()),
@@ -379,13 +381,13 @@ impl Maps for Kernel {
     fn write_all(&mut self, ops: &[Op]) -> (usize, Option<MapError>) {
         let mut done = 0;
         while done < ops.len() {
-            let puts = ops[done..].iter().take(BATCH).take_while(|op| matches!(op, Op::Frontend(_, Some(_)))).count();
-            if puts > 1 && self.write_frontends(&ops[done..done + puts]).is_ok() {
-                done += puts;
+            let batch = ops[done..].iter().take(BATCH).take_while(|op| matches!(op, Op::Frontend(_, Some(_)))).count();
+            if batch > 1 && self.write_frontends(&ops[done..done + batch]).is_ok() {
+                done += batch;
                 continue;
             }
-            // One by one, so that exactly the op that fails is named (a batch is idempotent).
-            for op in &ops[done..done + puts.max(1)] {
+            // The ops are repeated one by one, so that exactly the failing op is reported. Batches are idempotent.
+            for op in &ops[done..done + batch.max(1)] {
                 if let Err(error) = self.write(op) {
                     return (done, Some(error));
                 }
@@ -399,8 +401,8 @@ impl Maps for Kernel {
         self.rows().map_err(|e| MapError::Failed(e.to_string()))
     }
 
-    fn grace(&mut self) -> std::result::Result<(), MapError> {
-        self.grace.wait().map_err(|e| MapError::Failed(e.to_string()))
+    fn wait_grace_period(&mut self) -> std::result::Result<(), MapError> {
+        self.grace_period.wait().map_err(|e| MapError::Failed(e.to_string()))
     }
 
     fn sizes(&self) -> Sizes {
@@ -408,15 +410,15 @@ impl Maps for Kernel {
     }
 }
 
-/// Waits for an RCU grace period: the kernel does so before it answers an update of a map of maps.
-/// (`membarrier(GLOBAL)` waits too, but not on one CPU, and is refused under nohz_full.)
-struct Grace {
+/// Waits for an RCU grace period by updating a map of maps: the kernel waits for one before the update returns.
+/// (`membarrier(GLOBAL)` waits too, but not on a machine with one CPU, and the kernel rejects it under nohz_full.)
+struct GracePeriod {
     outer: MapHandle,
     inner: MapHandle,
 }
 
-impl Grace {
-    fn new() -> Result<Grace> {
+impl GracePeriod {
+    fn new() -> Result<GracePeriod> {
         let create = |kind, name, key, inner: i32| {
             let opts = libbpf_rs::libbpf_sys::bpf_map_create_opts {
                 sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
@@ -424,17 +426,17 @@ impl Grace {
                 ..Default::default()
             };
             MapHandle::create(kind, Some(name), key, 4, 1, &opts)
-                .context(|| format!("cannot create the map {name}; are CAP_BPF and CAP_NET_ADMIN there?"))
+                .context(|| format!("cannot create the map {name}: CAP_BPF and CAP_NET_ADMIN are required"))
         };
         let inner = create(MapType::Array, "beeline_inner", 4, 0)?;
         let outer = create(MapType::ArrayOfMaps, "beeline_grace", 4, inner.as_fd().as_raw_fd())?;
-        Ok(Grace { outer, inner })
+        Ok(GracePeriod { outer, inner })
     }
 
     fn wait(&self) -> Result<()> {
         let fd = self.inner.as_fd().as_raw_fd();
         self.outer
             .update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|source| Error::Bpf { what: "the grace period".into(), source })
+            .map_err(|source| Error::Bpf { what: "cannot wait for an RCU grace period".into(), source })
     }
 }

@@ -1,15 +1,14 @@
-//! The kernel half from user space: the embedded objects, their maps as `Maps`, load and attach and pin and adopt, the
-//! event ring, the socket reaper. The only crate with `unsafe`: mapped memory, and types that come from BTF.
+//! User-space side of the BPF programs: loads, attaches and pins them, writes their maps, reads events and counters, and
+//! destroys stale UDP sockets. This is the only crate with `unsafe` code, for mapped memory and types from BTF.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod affinity;
+pub mod bucket;
 pub mod cgroup;
 pub mod control;
-pub mod count;
-mod diag;
-pub mod door;
+pub mod counter;
 pub mod event;
 pub mod kernel;
-pub mod level;
 pub mod mapped;
 pub mod memory;
 pub mod netns;
@@ -19,15 +18,16 @@ pub mod pod;
 pub mod program;
 pub mod query;
 pub mod reap;
-pub mod record;
+mod sock_diag;
 pub mod tcp;
+pub mod test_resolver;
 pub mod wire;
 
-pub use door::Door;
-pub use kernel::Kernel;
+pub use kernel::KernelMaps;
 pub use program::{Config, Program, StartKind};
+pub use test_resolver::TestResolver;
 
-/// Types that the kernel half declares, from its BTF.
+/// The types of `bpf/abi.h`, generated from BTF.
 pub mod abi {
     mod skeleton {
         #![allow(unused_imports, dead_code, clippy::all)]
@@ -43,7 +43,7 @@ pub enum Error {
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
     #[error("{0}")]
-    Said(String),
+    Message(String),
 }
 
 pub type Result<T> = std::result::Result<T, Error>;

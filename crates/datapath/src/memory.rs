@@ -1,6 +1,6 @@
-//! The agent's own memory.
+//! Memory of the agent process.
 
-/// Gives back to the host what a large load left behind: the allocator would keep it for a next one that never comes.
+/// Returns free heap memory to the host. After a large initial load the allocator would otherwise keep it.
 pub fn trim() {
     // SAFETY: no argument but the pad; glibc locks its arenas itself.
     #[cfg(target_env = "gnu")]

@@ -1,4 +1,4 @@
-//! Network namespaces of this host: their cookies, and work inside each of them.
+//! Network namespaces of this host: finds them, reads their cookies and runs code in them.
 
 use crate::{Context, Result};
 use std::collections::BTreeMap;
@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The cookie by which programs know a namespace: that of a socket made in it.
+/// The network namespace cookie of this process, as BPF programs see it. It is read from a new socket.
 pub fn own_cookie() -> Result<u64> {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").or_else(|_| std::net::UdpSocket::bind("[::1]:0"));
-    let socket = socket.context(|| "cannot make a socket to learn the network namespace's cookie".into())?;
+    let socket = socket.context(|| "cannot create a socket to read the cookie of the network namespace".into())?;
     cookie_of(socket.as_fd().as_raw_fd())
 }
 
@@ -21,33 +21,37 @@ fn cookie_of(fd: i32) -> Result<u64> {
     let result = unsafe {
         libc::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, std::ptr::from_mut(&mut cookie).cast(), &mut size)
     };
-    if result == 0 { Ok(cookie) } else { Err(std::io::Error::last_os_error()).context(|| "SO_NETNS_COOKIE".into()) }
+    if result == 0 {
+        Ok(cookie)
+    } else {
+        Err(std::io::Error::last_os_error()).context(|| "cannot read SO_NETNS_COOKIE".into())
+    }
 }
 
-/// Every namespace that a process stands in or that is mounted somewhere, by inode number.
+/// Every network namespace that a process uses or that is mounted, by inode number.
 pub fn all() -> BTreeMap<u64, PathBuf> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit()) {
-            note(&mut found, entry.path().join("ns/net"));
+            insert(&mut found, entry.path().join("ns/net"));
         }
     }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for line in mounts.lines().filter(|l| l.contains(" - nsfs ")) {
         if let Some(path) = line.split(' ').nth(4) {
-            note(&mut found, PathBuf::from(path));
+            insert(&mut found, PathBuf::from(path));
         }
     }
     found
 }
 
-fn note(found: &mut BTreeMap<u64, PathBuf>, path: PathBuf) {
+fn insert(found: &mut BTreeMap<u64, PathBuf>, path: PathBuf) {
     if let Ok(meta) = std::fs::metadata(&path) {
         found.entry(meta.ino()).or_insert(path);
     }
 }
 
-/// A socket's namespace by the socket itself: for one in which no process stands any more.
+/// The namespace of a socket, found through the socket itself: for a namespace that no process is in any more.
 pub fn of_socket(socket_inode: u64) -> Option<File> {
     let wanted = format!("socket:[{socket_inode}]");
     for process in std::fs::read_dir("/proc").ok()?.flatten() {
@@ -68,13 +72,13 @@ fn namespace_of_fd(pid: i32, fd: i32) -> Option<File> {
     let pid = rustix::process::Pid::from_raw(pid)?;
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
     let socket = rustix::process::pidfd_getfd(&process, fd, rustix::process::PidfdGetfdFlags::empty()).ok()?;
-    // SAFETY: an ioctl without argument that returns a new descriptor, which we then own.
+    // SAFETY: an ioctl without argument that returns a new descriptor, which this function then owns.
     let namespace = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) };
     (namespace >= 0).then(|| unsafe { File::from_raw_fd(namespace) })
 }
 
-/// Runs in that namespace, in a thread of its own, so that ours stays where it is.
-pub fn within<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> Result<T> {
+/// Runs `work` in a network namespace, on a new thread, so that the namespace of the calling thread does not change.
+pub fn run_in<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             rustix::thread::move_into_link_name_space(
@@ -84,7 +88,9 @@ pub fn within<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> Res
             .context(|| "cannot enter a network namespace".into())?;
             Ok(work())
         });
-        thread.join().unwrap_or_else(|_| Err(crate::Error::Said("work in a network namespace panicked".into())))
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(crate::Error::Message("code that ran in a network namespace panicked".into())))
     })
 }
 

@@ -1,6 +1,6 @@
 //! The embedded objects and their maps: open, size, share and load.
 
-use crate::mapped::Mapped;
+use crate::mapped::MappedArray;
 use crate::{Context, Error, Result};
 use beeline_model::row::Sizes;
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 pub const RESOLVER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/resolver.bpf.o"));
-pub const DOOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/door.bpf.o"));
+pub const TEST_RESOLVER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/test_resolver.bpf.o"));
 pub const SOCKETS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sockets.bpf.o"));
 
 mod resolver_skeleton {
@@ -18,19 +18,19 @@ mod resolver_skeleton {
     include!(concat!(env!("OUT_DIR"), "/resolver.skel.rs"));
 }
 
-/// Where the knobs stand, from BTF.
+/// Layout of the constants in the object, from BTF.
 type Rodata = resolver_skeleton::types::rodata;
 
-/// Knobs that are fixed at load.
+/// Constants of the programs that are set before load and cannot change afterwards.
 #[derive(Clone, Copy, Debug)]
-pub struct Knobs {
+pub struct LoadConstants {
     pub shards: u32,
     pub epoch: u32,
     pub empty_local_drops: bool,
     pub host_netns: u64,
 }
 
-impl Knobs {
+impl LoadConstants {
     fn write(&self, rodata: &mut [u8]) {
         let mut put = |at: usize, value: &[u8]| rodata[at..at + value.len()].copy_from_slice(value);
         put(offset_of!(Rodata, shards), &self.shards.to_ne_bytes());
@@ -40,11 +40,12 @@ impl Knobs {
     }
 }
 
-/// The agent's tables, rebuilt when their layout or size changes, and what the kernel itself writes, which outlives that.
+/// Tables that the agent writes. They are rebuilt when their layout or size changes.
 pub const TABLES: [&str; 15] = [
     "filter", "frontend", "set", "slot", "backend", "node", "source", "bucket", "level", "member", "names", "counters",
     "picks", "cgroup", "control",
 ];
+/// Maps that the kernel writes. They survive a rebuild of the tables.
 pub const RECORDS: [&str; 6] = ["affinity", "stats", "tcp_record", "udp_record", "overflow", "events"];
 
 /// Maps by name.
@@ -53,58 +54,63 @@ pub struct MapSet(BTreeMap<String, MapHandle>);
 
 impl MapSet {
     pub fn handle(&self, name: &str) -> Result<MapHandle> {
-        let map = self.0.get(name).ok_or_else(|| Error::Said(format!("there is no map {name}")))?;
-        MapHandle::try_from(map).context(|| format!("cannot share the map {name}"))
+        let map = self
+            .0
+            .get(name)
+            .ok_or_else(|| Error::Message(format!("there is no map {name} in the BPF object or among the pins")))?;
+        MapHandle::try_from(map).context(|| format!("cannot duplicate the descriptor of the map {name}"))
     }
 
     pub fn max_entries(&self, name: &str) -> Result<u32> {
         Ok(self.handle(name)?.max_entries())
     }
 
-    pub fn mapped<T: Copy>(&self, name: &str) -> Result<Mapped<T>> {
+    pub fn mapped<T: Copy>(&self, name: &str) -> Result<MappedArray<T>> {
         let map = self.handle(name)?;
         if map.value_size() as usize != size_of::<T>() {
             let (have, want) = (map.value_size(), size_of::<T>());
-            return Err(Error::Said(format!("map {name}: rows of {have} bytes where {want} are expected")));
+            return Err(Error::Message(format!("map {name} has rows of {have} bytes, expected {want}")));
         }
-        Mapped::new(map.as_fd(), map.max_entries())
+        MappedArray::new(map.as_fd(), map.max_entries())
     }
 
-    /// All of these from a folder of pins; `None` if any is missing.
-    pub fn pinned(dir: &Path, names: &[&str]) -> Option<MapSet> {
+    /// Opens all of these maps from a directory of pins; `None` if one is missing.
+    pub fn open_pinned(dir: &Path, names: &[&str]) -> Option<MapSet> {
         let open = |name: &&str| Some((name.to_string(), MapHandle::from_pinned_path(dir.join(name)).ok()?));
         names.iter().map(open).collect::<Option<BTreeMap<_, _>>>().map(MapSet)
     }
 
-    /// Those of them that are there: one that a newer agent added is missing below the pins of an older one, and that
-    /// is no reason to lose the others.
-    pub fn pinned_some(dir: &Path, names: &[&str]) -> MapSet {
+    /// Opens those of these maps that are pinned. The pins of an older agent lack maps that a newer agent added; the
+    /// others are still used.
+    pub fn open_existing_pins(dir: &Path, names: &[&str]) -> MapSet {
         let open = |name: &&str| Some((name.to_string(), MapHandle::from_pinned_path(dir.join(name)).ok()?));
         MapSet(names.iter().filter_map(open).collect())
     }
 
-    /// A pin that is right is left alone, any other is replaced in one step: whoever is killed here leaves no gap.
+    /// Pins these maps. A pin of the same map stays. Any other pin is replaced atomically, so that an agent that is killed
+    /// here leaves no gap.
     pub fn pin(&mut self, dir: &Path, names: &[&str]) -> Result<()> {
         std::fs::create_dir_all(dir).context(|| format!("cannot create {}", dir.display()))?;
         for (name, map) in self.0.iter_mut().filter(|(name, _)| names.contains(&name.as_str())) {
             let (path, aside) = (dir.join(name), dir.join(format!("{name}-new")));
             let _ = std::fs::remove_file(&aside);
-            let there = MapHandle::from_pinned_path(&path).ok();
-            if there.is_some_and(|there| id_of(&there).is_some_and(|id| id_of(map) == Some(id))) {
+            let pinned = MapHandle::from_pinned_path(&path).ok();
+            if pinned.is_some_and(|pinned| id_of(&pinned).is_some_and(|id| id_of(map) == Some(id))) {
                 continue;
             }
-            map.pin(&aside).context(|| format!("cannot pin {}; is {} a bpffs?", path.display(), dir.display()))?;
+            map.pin(&aside)
+                .context(|| format!("cannot pin {}: {} must be on a bpffs", path.display(), dir.display()))?;
             std::fs::rename(&aside, &path).context(|| format!("cannot pin {}", path.display()))?;
         }
         Ok(())
     }
 
-    /// Leaves out a map that cannot go on as it is.
-    pub fn take_if(&mut self, name: &str, unfit: impl Fn(&MapHandle) -> bool) -> Option<MapHandle> {
+    /// Removes a map from the set, and returns it, if it cannot be used as it is.
+    pub fn remove_if(&mut self, name: &str, unfit: impl Fn(&MapHandle) -> bool) -> Option<MapHandle> {
         if self.0.get(name).is_some_and(unfit) { self.0.remove(name) } else { None }
     }
 
-    pub fn share(&self, names: &[&str]) -> Result<MapSet> {
+    pub fn duplicate(&self, names: &[&str]) -> Result<MapSet> {
         let handles = names.iter().map(|name| Ok((name.to_string(), self.handle(name)?)));
         Ok(MapSet(handles.collect::<Result<_>>()?))
     }
@@ -113,7 +119,7 @@ impl MapSet {
         self.0.extend(other.0);
     }
 
-    /// Whether tables found under a pin could serve in place of those that we would create.
+    /// Whether pinned tables have the sizes that this agent would create.
     pub fn fits(&self, sizes: &Sizes, shards: u32) -> bool {
         let wanted = wanted_sizes(sizes, shards);
         TABLES.iter().all(|name| {
@@ -127,7 +133,7 @@ fn id_of(map: &MapHandle) -> Option<u32> {
     map.info().ok().map(|info| info.info.id)
 }
 
-/// Rows of each table whose size is a choice.
+/// Number of rows of each table with a configurable size.
 fn wanted_sizes(sizes: &Sizes, shards: u32) -> [(&'static str, u32); 12] {
     [
         ("frontend", sizes.frontends),
@@ -152,35 +158,43 @@ pub fn open(bytes: &[u8], name: &str) -> Result<OpenObject> {
         .context(|| format!("cannot open the embedded object {name}"))
 }
 
-/// Gives each map of the object the size wanted, or the map that there already is.
-pub fn prepare(object: &mut OpenObject, sizes: &Sizes, shards: u32, existing: &MapSet, knobs: Knobs) -> Result<()> {
+/// Sets the size of each map of the object, or reuses the existing map, and sets the constants.
+pub fn prepare(
+    object: &mut OpenObject,
+    sizes: &Sizes,
+    shards: u32,
+    existing: &MapSet,
+    constants: LoadConstants,
+) -> Result<()> {
     let wanted = wanted_sizes(sizes, shards);
     for mut map in object.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
         if let Some(have) = existing.0.get(&name) {
-            map.reuse_fd(have.as_fd()).context(|| format!("cannot use the map {name} that is there"))?;
+            map.reuse_fd(have.as_fd()).context(|| format!("cannot reuse the existing map {name}"))?;
         } else if let Some((_, size)) = wanted.iter().find(|(n, _)| *n == name) {
-            map.set_max_entries(*size).context(|| format!("map {name}: size {size}"))?;
+            map.set_max_entries(*size).context(|| format!("cannot set the size of the map {name} to {size}"))?;
         } else if name == "affinity" {
-            map.set_max_entries(sizes.affinity).context(|| "map affinity: its size".into())?;
+            map.set_max_entries(sizes.affinity)
+                .context(|| format!("cannot set the size of the map affinity to {}", sizes.affinity))?;
         } else if name.ends_with(".rodata") {
             let mut all = map.initial_value().map(<[u8]>::to_vec).unwrap_or_default();
-            knobs.write(&mut all);
-            map.set_initial_value(&all).context(|| "cannot set the knobs".into())?;
+            constants.write(&mut all);
+            map.set_initial_value(&all).context(|| "cannot set the constants of the BPF programs".into())?;
         }
     }
     Ok(())
 }
 
 pub fn load(object: OpenObject, name: &str) -> Result<Object> {
-    object.load().context(|| format!("the kernel did not take the programs of {name}: run `beeline doctor`"))
+    object.load().context(|| format!("the kernel rejected the BPF programs of {name}: run `beeline doctor`"))
 }
 
 pub fn maps_of(object: &Object) -> Result<MapSet> {
     let mut maps = BTreeMap::new();
     for map in object.maps() {
         let name = map.name().to_string_lossy().into_owned();
-        let handle = MapHandle::try_from(&map).context(|| format!("cannot hold the map {name}"))?;
+        let handle =
+            MapHandle::try_from(&map).context(|| format!("cannot duplicate the descriptor of the map {name}"))?;
         maps.insert(name, handle);
     }
     Ok(MapSet(maps))

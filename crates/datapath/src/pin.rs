@@ -1,9 +1,9 @@
-//! The pin directory: what outlives the agent, and the lock that keeps two agents from writing one table.
+//! The pin directory: maps and links that outlive the agent, and a lock that keeps two agents from writing one table.
 //!
 //! ```text
-//! DIR/meta              which tables are live: layout, generation, epoch
+//! DIR/meta              the tables in use: layout, generation, epoch
 //! DIR/tables-G/...      the agent's tables, generation G
-//! DIR/records-1/...     what the kernel writes (socket records, affinity, events), versioned apart
+//! DIR/records-1/...     maps that the kernel writes (socket records, affinity, events), versioned separately
 //! DIR/links/...         one link per hook
 //! ```
 
@@ -13,57 +13,57 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// The layout of this row never changes.
+/// Describes the tables in use. The layout of this struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Meta {
-    /// Of the tables: keys and values.
+pub struct TableMeta {
+    /// Layout version of the tables (`LAYOUT` in abi.h).
     pub layout: u32,
-    /// Names the folder.
+    /// Number in the name of the tables' directory.
     pub generation: u32,
-    /// Ids in socket records and affinity belong to tables of one epoch.
+    /// Ids in socket records and affinity rows are valid only for tables of the same epoch.
     pub epoch: u32,
     pub pad: u32,
 }
 
 pub struct PinDir {
     path: PathBuf,
-    /// Holding it open holds the lock.
+    /// The lock is held while this file is open.
     _lock: Option<File>,
 }
 
-fn held(path: &Path) -> Error {
-    Error::Said(format!(
-        "another agent holds {}: stop it first, or give this one its own --pin-dir, --cgroup, --socket and addresses for \
-         health and metrics",
+fn locked_error(path: &Path) -> Error {
+    Error::Message(format!(
+        "another agent holds the lock of {}: stop it first, or set another --pin-dir, --cgroup, --socket and other \
+         addresses for health and metrics for this agent",
         path.display()
     ))
 }
 
 impl PinDir {
-    /// For the agent: creates the directory and takes the lock.
+    /// Creates the directory and locks it, for the agent.
     pub fn lock(path: &Path) -> Result<PinDir> {
         std::fs::create_dir_all(path).context(|| {
-            format!("cannot create {}: mount a bpffs there first (mount -t bpf bpf /sys/fs/bpf)", path.display())
+            format!("cannot create {}: mount a bpffs first (mount -t bpf bpf /sys/fs/bpf)", path.display())
         })?;
         let lock = File::open(path).context(|| format!("cannot open {}", path.display()))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(PinDir { path: path.to_owned(), _lock: Some(lock) }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(held(path)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(locked_error(path)),
             Err(errno) => Err(errno).context(|| format!("cannot lock {}", path.display())),
         }
     }
 
-    /// Whether an agent holds the directory now; makes nothing.
+    /// Fails if an agent holds the lock now. Creates nothing.
     pub fn check_free(path: &Path) -> Result<()> {
-        let held_now = File::open(path).is_ok_and(|dir| {
+        let is_locked = File::open(path).is_ok_and(|dir| {
             rustix::fs::flock(&dir, rustix::fs::FlockOperation::NonBlockingLockShared)
                 == Err(rustix::io::Errno::WOULDBLOCK)
         });
-        if held_now { Err(held(path)) } else { Ok(()) }
+        if is_locked { Err(locked_error(path)) } else { Ok(()) }
     }
 
-    /// For readers.
+    /// Opens the directory without the lock, for readers.
     pub fn read_only(path: &Path) -> PinDir {
         PinDir { path: path.to_owned(), _lock: None }
     }
@@ -92,37 +92,38 @@ impl PinDir {
         self.path.join("meta")
     }
 
-    fn stored(&self) -> Option<Meta> {
+    fn stored(&self) -> Option<TableMeta> {
         let map = MapHandle::from_pinned_path(self.meta_path()).ok()?;
         let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok()??;
-        from_bytes::<Meta>(&value)
+        from_bytes::<TableMeta>(&value)
     }
 
-    pub fn meta(&self) -> Option<Meta> {
+    pub fn meta(&self) -> Option<TableMeta> {
         self.stored().filter(|meta| meta.generation != 0)
     }
 
-    /// The last one that records may hold.
+    /// The last epoch that socket records may contain.
     pub fn epoch(&self) -> u32 {
         self.stored().map_or(0, |meta| meta.epoch)
     }
 
-    /// Before the first program that writes it is at a hook: whoever is killed in between leaves no epoch to be used twice.
-    pub fn note_epoch(&self, epoch: u32) -> Result<()> {
-        self.set_meta(Meta { epoch, ..self.stored().unwrap_or_default() })
+    /// Stores the epoch. Called before a program that writes it into records is attached, so that an epoch is never used
+    /// twice, even if the agent is killed in between.
+    pub fn store_epoch(&self, epoch: u32) -> Result<()> {
+        self.set_meta(TableMeta { epoch, ..self.stored().unwrap_or_default() })
     }
 
-    /// What an agent makes here.
+    /// The files and directories that an agent creates here.
     pub fn entries(&self) -> Vec<PathBuf> {
-        let ours = |name: &str| {
+        let is_ours = |name: &str| {
             matches!(name, "meta" | "links") || name.starts_with("tables-") || name.starts_with("records-")
         };
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
-        entries.filter(|entry| ours(&entry.file_name().to_string_lossy())).map(|entry| entry.path()).collect()
+        entries.filter(|entry| is_ours(&entry.file_name().to_string_lossy())).map(|entry| entry.path()).collect()
     }
 
-    /// The one store that makes tables the live ones for readers of the pins.
-    pub fn set_meta(&self, meta: Meta) -> Result<()> {
+    /// Makes tables the ones in use for readers of the pins, with one store.
+    pub fn set_meta(&self, meta: TableMeta) -> Result<()> {
         let path = self.meta_path();
         let map = match MapHandle::from_pinned_path(&path) {
             Ok(map) => map,
@@ -131,22 +132,23 @@ impl PinDir {
                     sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
                     ..Default::default()
                 };
-                let size = size_of::<Meta>() as u32;
+                let size = size_of::<TableMeta>() as u32;
                 let mut map = MapHandle::create(MapType::Array, Some("beeline_meta"), 4, size, 1, &opts)
                     .context(|| "cannot create the map meta".into())?;
-                map.pin(&path).context(|| format!("cannot pin {}; is it a bpffs?", path.display()))?;
+                map.pin(&path)
+                    .context(|| format!("cannot pin {}: the directory must be on a bpffs", path.display()))?;
                 map
             }
         };
-        map.update(&0u32.to_ne_bytes(), bytes_of(&meta), MapFlags::ANY).context(|| "cannot write meta".into())
+        map.update(&0u32.to_ne_bytes(), bytes_of(&meta), MapFlags::ANY).context(|| "cannot write the map meta".into())
     }
 
-    /// Tables of other generations are nobody's any more.
+    /// Removes the tables of all other generations.
     pub fn remove_tables_except(&self, generation: u32) {
-        let keep = self.tables(generation);
+        let current = self.tables(generation);
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let old = entry.file_name().to_string_lossy().starts_with("tables-");
-            if old && entry.path() != keep {
+            if old && entry.path() != current {
                 let _ = std::fs::remove_dir_all(entry.path());
             }
         }

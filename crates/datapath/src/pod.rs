@@ -1,29 +1,29 @@
-//! Cgroups of pods, by the kubelet's naming: which pod and which container a cgroup belongs to.
+//! Finds pod and container cgroups by the kubelet's naming scheme.
 //!
 //! ```text
 //! cgroupfs  kubepods/[burstable|besteffort/]podUID/CONTAINER[/...]
 //! systemd   kubepods.slice/[kubepods-QOS.slice/]kubepods[-QOS]-podUID.slice/RUNTIME-CONTAINER.scope[/...]
 //! ```
-//! A guaranteed pod stands directly below the first level, in both. In a systemd name the UID's dashes are underscores,
-//! as a dash there means a level.
+//! The cgroup of a guaranteed pod is directly below the first level, in both schemes. In a systemd name, underscores
+//! replace the dashes of the UID, because systemd uses a dash to separate levels.
 
 use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 
-/// Beyond this depth nobody looks: a container's own cgroups may nest as they like.
+/// Maximum depth of the walk: containers may create deeply nested cgroups.
 const DEPTH: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodCgroup {
     pub uid: String,
-    /// The pod's own directory.
+    /// Directory of the pod's cgroup.
     pub path: PathBuf,
     pub id: u64,
-    /// Every cgroup below it: its id, and the container whose it is (`None`: between pod and container).
-    pub inside: Vec<(u64, Option<String>)>,
+    /// Every cgroup below the pod's: its id, and the id of its container (`None` above the container level).
+    pub descendants: Vec<(u64, Option<String>)>,
 }
 
-/// All pods at or below a cgroup. What vanishes meanwhile is not there.
+/// All pod cgroups at or below a cgroup. A cgroup that is removed during the walk is skipped.
 pub fn pods_below(root: &Path) -> Vec<PodCgroup> {
     let mut found = Vec::new();
     walk(root, DEPTH, &mut found);
@@ -35,9 +35,9 @@ fn walk(dir: &Path, depth: usize, found: &mut Vec<PodCgroup>) {
     for (name, path, id) in children(dir) {
         match pod_uid(&name) {
             Some(uid) => {
-                let mut inside = Vec::new();
-                look_inside(&path, depth - 1, None, &mut inside);
-                found.push(PodCgroup { uid, path, id, inside });
+                let mut descendants = Vec::new();
+                collect_descendants(&path, depth - 1, None, &mut descendants);
+                found.push(PodCgroup { uid, path, id, descendants });
             }
             None if depth > 1 => walk(&path, depth - 1, found),
             None => {}
@@ -45,12 +45,17 @@ fn walk(dir: &Path, depth: usize, found: &mut Vec<PodCgroup>) {
     }
 }
 
-fn look_inside(dir: &Path, depth: usize, container: Option<&String>, inside: &mut Vec<(u64, Option<String>)>) {
+fn collect_descendants(
+    dir: &Path,
+    depth: usize,
+    container: Option<&String>,
+    descendants: &mut Vec<(u64, Option<String>)>,
+) {
     for (name, path, id) in children(dir) {
         let own = container.cloned().or_else(|| container_id(&name));
-        inside.push((id, own.clone()));
+        descendants.push((id, own.clone()));
         if depth > 1 {
-            look_inside(&path, depth - 1, own.as_ref(), inside);
+            collect_descendants(&path, depth - 1, own.as_ref(), descendants);
         }
     }
 }
@@ -61,7 +66,7 @@ fn children(dir: &Path) -> Vec<(String, PathBuf, u64)> {
     folders.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path(), entry.ino())).collect()
 }
 
-/// `pod4f2a-...`, or `kubepods[-QOS]-pod4f2a_....slice`.
+/// Parses `pod4f2a-...` or `kubepods[-QOS]-pod4f2a_....slice`.
 fn pod_uid(name: &str) -> Option<String> {
     let (uid, dashes) = match name.strip_suffix(".slice") {
         Some(slice) if slice.starts_with("kubepods") => (slice.rsplit_once("-pod")?.1, '_'),
@@ -69,12 +74,12 @@ fn pod_uid(name: &str) -> Option<String> {
         None => (name.strip_prefix("pod")?, '-'),
     };
     let uid = uid.replace(dashes, "-");
-    // A static pod's UID is a hash without dashes.
-    let fits = uid.len() >= 32 && uid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-    fits.then_some(uid)
+    // The UID of a static pod is a hash without dashes.
+    let is_uid = uid.len() >= 32 && uid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+    is_uid.then_some(uid)
 }
 
-/// The container's id alone, or `RUNTIME-ID.scope`. CRI-O's `crio-conmon-ID.scope` is the container's too.
+/// `ID` or `RUNTIME-ID.scope`. CRI-O's `crio-conmon-ID.scope` also belongs to the container.
 fn container_id(name: &str) -> Option<String> {
     let id = match name.strip_suffix(".scope") {
         Some(scope) => scope.rsplit_once('-').map_or(scope, |(_, id)| id),
@@ -90,7 +95,7 @@ mod tests {
     const UID: &str = "0c9a3a3e-5b1f-4c3d-9a55-6f0e3f1d2b11";
 
     #[test]
-    fn both_drivers_and_every_class() {
+    fn pod_uid_is_parsed_for_both_cgroup_drivers_and_every_qos_class() {
         let systemd = UID.replace('-', "_");
         for name in [
             format!("pod{UID}"),
@@ -108,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_known_by_its_id() {
+    fn container_id_is_parsed_for_every_runtime() {
         let id = "4f2a".repeat(16);
         let forms = [
             id.clone(),

@@ -1,18 +1,18 @@
-//! Load, attach, pin, adopt: from a configuration and whatever an earlier agent left to a live set of hooks.
+//! Loads the BPF programs, reuses or rebuilds pinned tables, and attaches the programs to the hooks.
 //!
-//! A start is never a wipe. Tables of the same layout and size are taken over as they are. Others are built beside the
-//! live ones and the links are flipped when the agent says that the new tables are filled (`go_live`); until then the
-//! old programs serve from the old tables. Flipping one hook is atomic, all eight are not: first those that only read
-//! records (they understand old and new ones), then those that write them.
+//! A start never clears tables that are in use. Tables of the same layout and size are reused. Otherwise new tables are
+//! built beside the old ones, and the old programs serve from the old tables until the agent has filled the new tables and
+//! calls `attach_hooks`. Replacing the program of one hook is atomic, replacing all eight is not. The hooks that only read
+//! records come first (they read old and new records), then the hooks that write records.
 
+use crate::bucket::BucketLevels;
 use crate::control::Control;
-use crate::count::Count;
-use crate::door::Door;
-use crate::event::Events;
-use crate::kernel::Kernel;
-use crate::level::Levels;
-use crate::object::{self, Knobs, MapSet, RECORDS, TABLES};
-use crate::pin::{Meta, PinDir};
+use crate::counter::CounterMaps;
+use crate::event::EventReader;
+use crate::kernel::KernelMaps;
+use crate::object::{self, LoadConstants, MapSet, RECORDS, TABLES};
+use crate::pin::{PinDir, TableMeta};
+use crate::test_resolver::TestResolver;
 use crate::{Context, Error, Result, cgroup, netns, wire};
 use beeline_model::op::{Maps, Op};
 use beeline_model::row::{Rows, Sizes};
@@ -23,11 +23,11 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// Readers of records first.
+/// All hooks, in the order of attachment: those that only read socket records first.
 pub const HOOKS: [&str; 8] =
     ["recvmsg4", "recvmsg6", "getpeername4", "getpeername6", "connect4", "connect6", "sendmsg4", "sendmsg6"];
 
-/// Counters are spread over this many rows a service, by CPU.
+/// Number of counter rows per owner. Each CPU uses one of them.
 pub fn shards() -> u32 {
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     cpus.next_power_of_two().min(8)
@@ -41,16 +41,16 @@ pub struct Config {
     pub empty_local: EmptyLocal,
 }
 
-/// How this start relates to what was pinned.
+/// How this start uses the pinned tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartKind {
-    /// Nothing was there.
+    /// There were no pinned tables.
     Fresh,
-    /// The same tables go on.
+    /// The pinned tables are used.
     Adopted,
-    /// Same layout, other sizes: all rows were carried over with their ids.
+    /// Same layout, other sizes: all rows were copied with their ids.
     Resized,
-    /// Another layout: filled anew, the old programs serve until then.
+    /// Another layout: the agent fills new tables, and the old programs serve until then.
     Rebuilt,
 }
 
@@ -58,28 +58,30 @@ pub struct Program {
     object: Object,
     maps: MapSet,
     pins: PinDir,
-    meta: Meta,
+    meta: TableMeta,
     config: Config,
     pub start: StartKind,
-    live: bool,
+    attached: bool,
     links: Vec<Link>,
-    /// Affinity as it was before it got another size; what dials wrote there until the flip comes after.
-    outgrown: Option<MapHandle>,
+    /// The old affinity map if its size changed. Its rows are copied again after the switch to the new programs, because
+    /// the old programs write it until then.
+    old_affinity: Option<MapHandle>,
 }
 
 impl Program {
     pub fn open(config: Config) -> Result<Program> {
         if !cgroup::is_cgroup2(&config.cgroup) {
             let path = config.cgroup.display();
-            return Err(Error::Said(format!(
-                "--cgroup {path} is not a cgroup2 directory: `beeline doctor` shows where cgroup2 is, and mkdir below that makes one"
+            return Err(Error::Message(format!(
+                "--cgroup {path} is not a cgroup2 directory: `beeline doctor` shows the cgroup2 mount; create a directory below it"
             )));
         }
         let pins = PinDir::lock(&config.pin_dir)?;
         let old = pins.meta();
-        let old_tables =
-            old.filter(|m| m.layout == wire::LAYOUT).and_then(|m| MapSet::pinned(&pins.tables(m.generation), &TABLES));
-        let mut existing = MapSet::pinned_some(&pins.records(), &RECORDS);
+        let old_tables = old
+            .filter(|m| m.layout == wire::LAYOUT)
+            .and_then(|m| MapSet::open_pinned(&pins.tables(m.generation), &TABLES));
+        let mut existing = MapSet::open_existing_pins(&pins.records(), &RECORDS);
         match (old, old_tables) {
             (Some(meta), Some(tables)) if tables.fits(&config.sizes, shards()) => {
                 existing.extend(tables);
@@ -88,18 +90,18 @@ impl Program {
             (Some(meta), Some(tables)) => Program::resize(config, pins, existing, meta, tables),
             (Some(meta), None) => {
                 let (generation, epoch) = (meta.generation + 1, meta.epoch + 1);
-                let next = Meta { layout: wire::LAYOUT, generation, epoch, pad: 0 };
+                let next = TableMeta { layout: wire::LAYOUT, generation, epoch, pad: 0 };
                 Program::load(config, pins, existing, next, StartKind::Rebuilt)
             }
             (None, _) => {
-                let first = Meta { layout: wire::LAYOUT, generation: 1, epoch: pins.epoch() + 1, pad: 0 };
+                let first = TableMeta { layout: wire::LAYOUT, generation: 1, epoch: pins.epoch() + 1, pad: 0 };
                 Program::load(config, pins, existing, first, StartKind::Fresh)
             }
         }
     }
 
-    fn make_knobs(config: &Config, meta: &Meta) -> Result<Knobs> {
-        Ok(Knobs {
+    fn load_constants(config: &Config, meta: &TableMeta) -> Result<LoadConstants> {
+        Ok(LoadConstants {
             shards: shards(),
             epoch: meta.epoch,
             empty_local_drops: config.empty_local == EmptyLocal::Drop,
@@ -107,84 +109,84 @@ impl Program {
         })
     }
 
-    fn load(config: Config, pins: PinDir, existing: MapSet, meta: Meta, start: StartKind) -> Result<Program> {
+    fn load(config: Config, pins: PinDir, existing: MapSet, meta: TableMeta, start: StartKind) -> Result<Program> {
         let mut program = Program::build(config, pins, existing, meta, start)?;
-        // Tables that are valid already need no waiting.
+        // Adopted tables are complete, so the hooks need not wait for the agent.
         if start == StartKind::Adopted {
-            program.go_live()?;
+            program.attach_hooks()?;
         }
         Ok(program)
     }
 
-    /// Loaded and pinned, not yet at the hooks.
-    fn build(config: Config, pins: PinDir, mut existing: MapSet, meta: Meta, start: StartKind) -> Result<Program> {
-        let outgrown = existing.take_if("affinity", |map| map.max_entries() != config.sizes.affinity);
+    /// Loads and pins, but does not attach.
+    fn build(config: Config, pins: PinDir, mut existing: MapSet, meta: TableMeta, start: StartKind) -> Result<Program> {
+        let old_affinity = existing.remove_if("affinity", |map| map.max_entries() != config.sizes.affinity);
         let mut open = object::open(object::RESOLVER, "beeline")?;
-        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::make_knobs(&config, &meta)?)?;
+        object::prepare(&mut open, &config.sizes, shards(), &existing, Program::load_constants(&config, &meta)?)?;
         let object = object::load(open, "beeline")?;
         let mut maps = object::maps_of(&object)?;
-        if let Some(old) = &outgrown {
+        if let Some(old) = &old_affinity {
             copy_rows(old, &maps.handle("affinity")?);
         }
         maps.pin(&pins.tables(meta.generation), &TABLES)?;
         maps.pin(&pins.records(), &RECORDS)?;
-        Ok(Program { object, maps, pins, meta, config, start, live: false, links: Vec::new(), outgrown })
+        Ok(Program { object, maps, pins, meta, config, start, attached: false, links: Vec::new(), old_affinity })
     }
 
-    /// Other sizes: the rows move into new tables with their ids, so records and affinity go on.
-    fn resize(config: Config, pins: PinDir, existing: MapSet, old: Meta, mut tables: MapSet) -> Result<Program> {
-        let rows = Kernel::new(&tables)?.rows()?;
-        let next = Meta { generation: old.generation + 1, ..old };
+    /// Copies the rows into new tables of other sizes with their ids, so that socket records and affinity stay valid.
+    fn resize(config: Config, pins: PinDir, existing: MapSet, old: TableMeta, mut tables: MapSet) -> Result<Program> {
+        let rows = KernelMaps::new(&tables)?.rows()?;
+        let next = TableMeta { generation: old.generation + 1, ..old };
         if !fits(&rows, &config.sizes) {
-            let next = Meta { epoch: old.epoch + 1, ..next };
+            let next = TableMeta { epoch: old.epoch + 1, ..next };
             return Program::load(config, pins, existing, next, StartKind::Rebuilt);
         }
         let mut program = Program::build(config, pins, existing, next, StartKind::Resized)?;
-        tables.extend(program.maps.share(&RECORDS)?);
-        carry(&rows, &mut Kernel::new(&program.maps)?)?;
-        Count::new(&program.maps)?.carry(&Count::new(&tables)?, &rows)?;
-        Control::new(&program.maps)?.carry(&Control::new(&tables)?)?;
-        Levels::new(&program.maps)?.carry(&Levels::new(&tables)?, &rows)?;
-        program.go_live()?;
+        tables.extend(program.maps.duplicate(&RECORDS)?);
+        copy_tables(&rows, &mut KernelMaps::new(&program.maps)?)?;
+        CounterMaps::new(&program.maps)?.copy_from(&CounterMaps::new(&tables)?, &rows)?;
+        Control::new(&program.maps)?.copy_from(&Control::new(&tables)?)?;
+        BucketLevels::new(&program.maps)?.copy_from(&BucketLevels::new(&tables)?, &rows)?;
+        program.attach_hooks()?;
         Ok(program)
     }
 
-    /// Puts our programs at the hooks. Until now those of an earlier agent, if any, have served.
-    pub fn go_live(&mut self) -> Result<()> {
-        if self.live {
+    /// Attaches the programs to the hooks, in place of those of an earlier agent.
+    pub fn attach_hooks(&mut self) -> Result<()> {
+        if self.attached {
             return Ok(());
         }
-        Control::new(&self.maps)?.beat();
-        std::fs::create_dir_all(self.pins.links()).context(|| "cannot create the links folder".into())?;
+        Control::new(&self.maps)?.record_heartbeat();
+        std::fs::create_dir_all(self.pins.links()).context(|| "cannot create the directory for pinned links".into())?;
         let cgroup = File::open(&self.config.cgroup)
             .context(|| format!("cannot open the cgroup {}", self.config.cgroup.display()))?;
-        self.pins.note_epoch(self.meta.epoch)?;
+        self.pins.store_epoch(self.meta.epoch)?;
         for hook in HOOKS {
             let link = self.attach(hook, &cgroup)?;
             self.links.push(link);
         }
-        if let Some(old) = self.outgrown.take() {
+        if let Some(old) = self.old_affinity.take() {
             copy_rows(&old, &self.maps.handle("affinity")?);
         }
         self.pins.set_meta(self.meta)?;
         self.pins.remove_tables_except(self.meta.generation);
-        self.live = true;
+        self.attached = true;
         Ok(())
     }
 
-    /// Puts back what somebody else took from the hooks; says at which.
-    pub fn mend(&mut self) -> Result<Vec<&'static str>> {
-        if !self.live {
+    /// Attaches the programs again to hooks from which they were detached externally. Returns the names of these hooks.
+    pub fn reattach_lost(&mut self) -> Result<Vec<&'static str>> {
+        if !self.attached {
             return Ok(Vec::new());
         }
         let id = cgroup::id(&self.config.cgroup)?;
-        let ours = |link: &Link, path: &Path| attached_to(link) == Some(id) && path.exists();
+        let is_attached = |link: &Link, path: &Path| attached_to(link) == Some(id) && path.exists();
         let lost: Vec<usize> =
-            (0..HOOKS.len()).filter(|i| !ours(&self.links[*i], &self.pins.link(HOOKS[*i]))).collect();
+            (0..HOOKS.len()).filter(|i| !is_attached(&self.links[*i], &self.pins.link(HOOKS[*i]))).collect();
         if lost.is_empty() {
             return Ok(Vec::new());
         }
-        std::fs::create_dir_all(self.pins.links()).context(|| "cannot create the links folder".into())?;
+        std::fs::create_dir_all(self.pins.links()).context(|| "cannot create the directory for pinned links".into())?;
         let cgroup = File::open(&self.config.cgroup)
             .context(|| format!("cannot open the cgroup {}", self.config.cgroup.display()))?;
         for i in &lost {
@@ -196,32 +198,33 @@ impl Program {
     fn attach(&self, hook: &str, cgroup: &File) -> Result<Link> {
         let path = self.pins.link(hook);
         let program = self.object.progs_mut().find(|p| p.name() == hook);
-        let program = program.ok_or_else(|| Error::Said(format!("there is no program {hook}")))?;
+        let program =
+            program.ok_or_else(|| Error::Message(format!("there is no program {hook} in the BPF object resolver")))?;
         let id = cgroup::id(&self.config.cgroup)?;
-        // Looked for first: libbpf complains aloud of what is not there.
+        // The path is checked first because libbpf logs an error for a missing pin.
         let pinned =
             path.exists().then(|| Link::open(&path).ok()).flatten().filter(|link| attached_to(link) == Some(id));
         if let Some(mut link) = pinned {
-            link.update_prog(&program).context(|| format!("cannot put a new program at {hook}"))?;
+            link.update_prog(&program).context(|| format!("cannot replace the program at the hook {hook}"))?;
             return Ok(link);
         }
         let mut link = program.attach_cgroup(cgroup.as_raw_fd()).context(|| {
             format!(
-                "cannot attach {hook} to {}: `beeline doctor` tells what stands there",
+                "cannot attach {hook} to {}: `beeline doctor` lists the programs that are attached there",
                 self.config.cgroup.display()
             )
         })?;
-        // A link of another cgroup, or of one that is gone, ends with its pin; ours is attached already.
+        // Removing the pin ends a link to another cgroup, or to one that is gone. The new program is attached already.
         let _ = std::fs::remove_file(&path);
         link.pin(&path).context(|| format!("cannot pin {}", path.display()))?;
         Ok(link)
     }
 
-    pub fn is_live(&self) -> bool {
-        self.live
+    pub fn is_attached(&self) -> bool {
+        self.attached
     }
 
-    pub fn meta(&self) -> Meta {
+    pub fn meta(&self) -> TableMeta {
         self.meta
     }
 
@@ -233,31 +236,31 @@ impl Program {
         &self.config
     }
 
-    pub fn knobs(&self) -> Result<Knobs> {
-        Program::make_knobs(&self.config, &self.meta)
+    pub fn constants(&self) -> Result<LoadConstants> {
+        Program::load_constants(&self.config, &self.meta)
     }
 
-    pub fn kernel(&self) -> Result<Kernel> {
-        let kernel = Kernel::new(&self.maps)?;
-        let fresh = matches!(self.start, StartKind::Fresh | StartKind::Rebuilt);
-        Ok(if fresh { kernel.fresh() } else { kernel.adopted() })
+    pub fn kernel(&self) -> Result<KernelMaps> {
+        let kernel = KernelMaps::new(&self.maps)?;
+        let new_maps = matches!(self.start, StartKind::Fresh | StartKind::Rebuilt);
+        Ok(if new_maps { kernel.assume_empty() } else { kernel.reset_exchange() })
     }
 
     pub fn control(&self) -> Result<Control> {
         Control::new(&self.maps)
     }
 
-    pub fn count(&self) -> Result<Count> {
-        Count::new(&self.maps)
+    pub fn counters(&self) -> Result<CounterMaps> {
+        CounterMaps::new(&self.maps)
     }
 
-    /// `dropped` counts the events that are not taken in time.
-    pub fn events(&self, dropped: std::sync::Arc<std::sync::atomic::AtomicU64>) -> Result<Events> {
-        Events::new(&self.maps, dropped)
+    /// `dropped` counts the events that are not read in time.
+    pub fn event_reader(&self, dropped: std::sync::Arc<std::sync::atomic::AtomicU64>) -> Result<EventReader> {
+        EventReader::new(&self.maps, dropped)
     }
 
-    pub fn door(&self) -> Result<Door> {
-        Door::new(&self.maps, &self.config.sizes, shards(), self.knobs()?)
+    pub fn test_resolver(&self) -> Result<TestResolver> {
+        TestResolver::new(&self.maps, &self.config.sizes, shards(), self.constants()?)
     }
 }
 
@@ -268,6 +271,7 @@ fn attached_to(link: &Link) -> Option<u64> {
     }
 }
 
+/// Whether the rows fit into tables of these sizes.
 fn fits(rows: &Rows, sizes: &Sizes) -> bool {
     let below = |highest: Option<u32>, end: u32| highest.is_none_or(|id| id < end);
     rows.frontends.len() <= sizes.frontends as usize
@@ -278,7 +282,7 @@ fn fits(rows: &Rows, sizes: &Sizes) -> bool {
         && below(rows.names.ids().next_back(), sizes.names)
 }
 
-/// As many as there is room for; one that is there already is younger.
+/// Copies as many rows as fit. A row that exists already is newer and stays.
 fn copy_rows(from: &MapHandle, to: &MapHandle) {
     for key in from.keys() {
         if let Ok(Some(value)) = from.lookup(&key, MapFlags::ANY) {
@@ -287,8 +291,8 @@ fn copy_rows(from: &MapHandle, to: &MapHandle) {
     }
 }
 
-/// What is pointed at first, the visible rows last, as ever.
-fn carry(rows: &Rows, kernel: &mut Kernel) -> Result<()> {
+/// Writes all rows: the rows that others refer to first, the frontends last.
+fn copy_tables(rows: &Rows, kernel: &mut KernelMaps) -> Result<()> {
     let mut ops: Vec<Op> = Vec::new();
     ops.extend(rows.names.iter().map(|(id, row)| Op::Name(id, Some(row.clone()))));
     ops.extend(rows.buckets.iter().map(|(policy, limit)| Op::Bucket(*policy, Some(*limit))));
@@ -305,20 +309,20 @@ fn carry(rows: &Rows, kernel: &mut Kernel) -> Result<()> {
     ops.extend(rows.frontends.iter().map(|(key, row)| Op::Frontend(*key, Some(*row))));
     match kernel.write_all(&ops) {
         (_, None) => Ok(()),
-        (_, Some(error)) => Err(Error::Said(format!("cannot carry the tables over: {error}"))),
+        (_, Some(error)) => Err(Error::Message(format!("cannot copy the rows to the new tables: {error}"))),
     }
 }
 
-/// What `cleanup` removed.
+/// Links and maps that `cleanup` removed.
 #[derive(Debug, Default, serde::Serialize)]
-pub struct Removed {
+pub struct CleanupReport {
     pub links: Vec<String>,
     pub maps: usize,
 }
 
-/// Detaches every hook and removes every pin that an agent makes; anything else below the directory is somebody else's.
-pub fn cleanup(pin_dir: &Path) -> Result<Removed> {
-    let mut removed = Removed::default();
+/// Detaches every hook and removes every pin that an agent creates. Other files below the directory stay.
+pub fn cleanup(pin_dir: &Path) -> Result<CleanupReport> {
+    let mut removed = CleanupReport::default();
     if !pin_dir.exists() {
         return Ok(removed);
     }
@@ -326,8 +330,8 @@ pub fn cleanup(pin_dir: &Path) -> Result<Removed> {
     let ours = pins.entries();
     if ours.is_empty() && std::fs::read_dir(pin_dir).is_ok_and(|mut all| all.next().is_some()) {
         let path = pin_dir.display();
-        return Err(Error::Said(format!(
-            "nothing below {path} is an agent's: give the --pin-dir that it was started with"
+        return Err(Error::Message(format!(
+            "there are no pins of an agent below {path}: use the --pin-dir of the agent"
         )));
     }
     for entry in std::fs::read_dir(pins.links()).into_iter().flatten().flatten() {
@@ -342,7 +346,7 @@ pub fn cleanup(pin_dir: &Path) -> Result<Removed> {
         let result = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
         result.context(|| format!("cannot remove {}", path.display()))?;
     }
-    // Stays if somebody keeps other things there.
+    // The directory stays if it has other files.
     let _ = std::fs::remove_dir(pin_dir);
     Ok(removed)
 }
@@ -354,8 +358,8 @@ fn count_files(path: &Path) -> usize {
     std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| count_files(&entry.path())).sum()
 }
 
-/// libbpf speaks to stderr by itself; it shall speak through our log.
-pub fn quiet_libbpf() {
+/// Redirects the messages of libbpf from stderr to the log.
+pub fn redirect_libbpf_log() {
     fn print(level: libbpf_rs::PrintLevel, text: String) {
         match level {
             libbpf_rs::PrintLevel::Debug => tracing::trace!(target: "libbpf", "{}", text.trim_end()),

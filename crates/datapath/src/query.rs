@@ -1,4 +1,4 @@
-//! What stands at the hooks of a cgroup, ours and others'.
+//! Lists the programs that are attached to the hooks of a cgroup, and reads their run-time statistics.
 
 use crate::{Context, Result};
 use libbpf_rs::libbpf_sys;
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-/// Hook and its attach type.
+/// Hooks and their attach types.
 const ATTACH: [(&str, u32); 8] = [
     ("connect4", libbpf_sys::BPF_CGROUP_INET4_CONNECT),
     ("connect6", libbpf_sys::BPF_CGROUP_INET6_CONNECT),
@@ -21,19 +21,19 @@ const ATTACH: [(&str, u32); 8] = [
 ];
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Attached {
+pub struct AttachedProgram {
     pub hook: &'static str,
     pub id: u32,
     pub name: String,
-    /// Its maps, by which ours are known.
+    /// Ids of its maps, which identify Beeline's programs.
     #[serde(skip)]
     pub maps: Vec<u32>,
 }
 
-/// Programs attached to this very cgroup, in the order in which they run.
-pub fn attached(cgroup: &Path) -> Result<Vec<Attached>> {
+/// Programs attached to this cgroup itself, in the order in which they run.
+pub fn attached(cgroup: &Path) -> Result<Vec<AttachedProgram>> {
     let dir = File::open(cgroup).context(|| format!("cannot open the cgroup {}", cgroup.display()))?;
-    let known: HashMap<u32, (String, Vec<u32>)> = libbpf_rs::query::ProgInfoIter::with_query_opts(
+    let programs: HashMap<u32, (String, Vec<u32>)> = libbpf_rs::query::ProgInfoIter::with_query_opts(
         libbpf_rs::query::ProgInfoQueryOptions::default().include_map_ids(true),
     )
     .map(|p| (p.id, (p.name.to_string_lossy().into_owned(), p.map_ids)))
@@ -41,8 +41,8 @@ pub fn attached(cgroup: &Path) -> Result<Vec<Attached>> {
     let mut all = Vec::new();
     for (hook, kind) in ATTACH {
         for id in query(dir.as_raw_fd(), kind)? {
-            let (name, maps) = known.get(&id).cloned().unwrap_or_default();
-            all.push(Attached { hook, id, name, maps });
+            let (name, maps) = programs.get(&id).cloned().unwrap_or_default();
+            all.push(AttachedProgram { hook, id, name, maps });
         }
     }
     Ok(all)
@@ -52,36 +52,37 @@ fn query(cgroup: i32, kind: u32) -> Result<Vec<u32>> {
     let mut ids = vec![0u32; 64];
     let mut count = ids.len() as u32;
     let mut flags = 0u32;
-    // SAFETY: the kernel writes at most `count` ids, which is how many there is room for.
+    // SAFETY: the kernel writes at most `count` ids, which is the length of `ids`.
     let code = unsafe { libbpf_sys::bpf_prog_query(cgroup, kind, 0, &mut flags, ids.as_mut_ptr(), &mut count) };
     if code < 0 {
-        return Err(std::io::Error::from_raw_os_error(-code)).context(|| "cannot ask what is attached".into());
+        return Err(std::io::Error::from_raw_os_error(-code))
+            .context(|| "cannot query the programs attached to the cgroup".into());
     }
     ids.truncate(count as usize);
     Ok(ids)
 }
 
-/// Whether a program is one of ours: it uses our tables.
-pub fn is_ours(program: &Attached) -> bool {
-    let named = |id: &u32| {
+/// Whether a program is one of Beeline's: it uses Beeline's maps.
+pub fn is_ours(program: &AttachedProgram) -> bool {
+    let name_of = |id: &u32| {
         libbpf_rs::MapHandle::from_map_id(*id).ok().map(|m| libbpf_rs::MapCore::name(&m).to_string_lossy().into_owned())
     };
-    let names: Vec<String> = program.maps.iter().filter_map(named).collect();
+    let names: Vec<String> = program.maps.iter().filter_map(name_of).collect();
     names.iter().any(|name| name == "udp_record" || name == "tcp_record")
 }
 
-/// While it is held, the kernel adds up how often and how long every program runs.
-pub fn time_programs() -> Result<OwnedFd> {
-    // SAFETY: no pointer is passed; the answer is a fresh descriptor or a negative errno.
+/// Makes the kernel count the runs and the run time of every program while the returned descriptor is open.
+pub fn enable_run_time_stats() -> Result<OwnedFd> {
+    // SAFETY: no pointer is passed; the result is a new descriptor or a negative errno.
     let fd = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
     if fd < 0 {
-        return Err(std::io::Error::from_raw_os_error(-fd)).context(|| "cannot switch run-time statistics on".into());
+        return Err(std::io::Error::from_raw_os_error(-fd)).context(|| "cannot enable BPF run-time statistics".into());
     }
-    // SAFETY: nobody else has it.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What a program has run for so far: how often, and nanoseconds in all. Counted only under [`time_programs`].
+/// Number of runs of a program and their total time in nanoseconds. Counted only under [`enable_run_time_stats`].
 pub fn run_time(id: u32) -> Option<(u64, u64)> {
     libbpf_rs::query::ProgInfoIter::default().find(|p| p.id == id).map(|p| (p.run_cnt, p.run_time_ns))
 }

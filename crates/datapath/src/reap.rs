@@ -1,9 +1,10 @@
-//! Stale UDP sockets: connected to a backend that is gone. `send()` on them never runs a hook again, so exactly those are
-//! destroyed and the application dials anew. Find (in all namespaces at once), decide (the caller's business), destroy
-//! (namespace by namespace, by cookie, only while still connected to that backend).
+//! Destroys stale UDP sockets, which are connected to a backend that is gone. `send()` on a connected socket runs no hook,
+//! so the application can only notice a destroyed socket, and dial again. `Reaper` lists the connected sockets of all
+//! network namespaces, the caller decides, and `Reaper` destroys, namespace by namespace: by cookie, and only while the
+//! socket is still connected to that backend. `SocketRecordReader` lists all socket records for `beeline dump nat`.
 
 use crate::mapped::{bytes_of, from_bytes};
-use crate::object::{self, Knobs, MapSet};
+use crate::object::{self, LoadConstants, MapSet};
 use crate::{Context, Error, Result, abi, netns, wire};
 use beeline_model::row::{OwnerId, Sizes};
 use beeline_model::{Address, Protocol};
@@ -13,122 +14,122 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-/// Over the records, where each had to pause.
-const WALKS: usize = 4;
+/// Maximum number of passes over the socket records when each of them is interrupted.
+const MAX_PASSES: usize = 4;
 
-/// A connected UDP socket that was resolved.
+/// A connected UDP socket whose address was resolved.
 #[derive(Clone, Debug)]
-pub struct Connected {
+pub struct ConnectedSocket {
     pub owner: OwnerId,
     pub dialled: Address,
     pub dialled_port: u16,
     pub chosen: Address,
     pub chosen_port: u16,
     pub epoch: u32,
-    raw: abi::surveyed,
+    raw: abi::socket_entry,
 }
 
 pub struct Reaper {
     object: Object,
-    survey: Link,
-    condemned: MapHandle,
-    /// False before 6.5: programs cannot destroy, netlink does.
+    list_connected: Link,
+    destroy_list: MapHandle,
+    /// Whether a BPF program destroys the sockets. False before Linux 6.5, where netlink is used instead.
     exact: bool,
 }
 
 impl Reaper {
-    pub fn new(maps: &MapSet, sizes: &Sizes, shards: u32, knobs: Knobs) -> Result<Reaper> {
-        let (object, exact) = match load(maps, sizes, shards, knobs, true) {
+    pub fn new(maps: &MapSet, sizes: &Sizes, shards: u32, constants: LoadConstants) -> Result<Reaper> {
+        let (object, exact) = match load(maps, sizes, shards, constants, true) {
             Ok(object) => (object, true),
             Err(error) => {
-                tracing::debug!("sockets are destroyed through netlink: {error}");
-                (load(maps, sizes, shards, knobs, false)?, false)
+                tracing::debug!(%error, "a BPF program cannot destroy sockets on this kernel; using netlink");
+                (load(maps, sizes, shards, constants, false)?, false)
             }
         };
         let record = maps.handle("udp_record")?;
-        let survey = object.progs_mut().find(|p| p.name() == "survey").map(|p| p.attach_iter(record.as_fd()));
-        let survey = survey.ok_or_else(|| Error::Said("there is no program survey".into()))?;
-        let survey = survey.context(|| "cannot walk the socket records".into())?;
-        let condemned = object::maps_of(&object)?.handle("condemned")?;
-        Ok(Reaper { object, survey, condemned, exact })
+        let list_connected = attach_iterator(&object, "list_connected_udp", &record)?;
+        let destroy_list = object::maps_of(&object)?.handle("destroy_list")?;
+        Ok(Reaper { object, list_connected, destroy_list, exact })
     }
 
     pub fn is_exact(&self) -> bool {
         self.exact
     }
 
-    /// All connected sockets with a record; cost follows their number.
-    pub fn survey(&self) -> Result<Vec<Connected>> {
-        Ok(survey(&self.survey)?.into_iter().map(read_surveyed).collect())
+    /// All connected UDP sockets with a record. The cost is proportional to their number.
+    pub fn connected_sockets(&self) -> Result<Vec<ConnectedSocket>> {
+        Ok(list_entries(&self.list_connected)?.into_iter().map(read_entry).collect())
     }
 
-    /// Destroys them; returns how many. Passes are repeated until one finds none: before 6.16 an iterator may skip.
-    pub fn destroy(&self, victims: &[Connected]) -> Result<usize> {
-        let mut by_namespace: BTreeMap<u32, Vec<&Connected>> = BTreeMap::new();
-        for victim in victims {
-            by_namespace.entry(victim.raw.netns_inode).or_default().push(victim);
+    /// Destroys these sockets and returns how many were destroyed. Passes are repeated until one destroys none, because
+    /// before Linux 6.16 an iterator may skip sockets.
+    pub fn destroy(&self, sockets: &[ConnectedSocket]) -> Result<usize> {
+        let mut by_namespace: BTreeMap<u32, Vec<&ConnectedSocket>> = BTreeMap::new();
+        for socket in sockets {
+            by_namespace.entry(socket.raw.netns_inode).or_default().push(socket);
         }
-        let known = netns::all();
+        let namespaces = netns::all();
         let mut destroyed = 0;
-        for (inode, victims) in by_namespace {
-            // A namespace that just ended, or that we may not enter, is no reason to leave the sockets of the others.
-            match self.destroy_within(known.get(&u64::from(inode)), &victims) {
+        for (inode, sockets) in by_namespace {
+            // An error in one namespace (just removed, or not permitted to enter) must not prevent the others.
+            match self.destroy_in_namespace(namespaces.get(&u64::from(inode)), &sockets) {
                 Ok(count) => destroyed += count,
-                Err(error) => tracing::warn!("stale UDP sockets of network namespace {inode}: {error}"),
+                Err(error) => tracing::warn!(namespace = inode, %error, "cannot destroy stale UDP sockets"),
             }
         }
         Ok(destroyed)
     }
 
-    fn destroy_within(&self, path: Option<&PathBuf>, victims: &[&Connected]) -> Result<usize> {
-        let named = path.and_then(|path| netns::open(path).ok());
-        let namespace = named.or_else(|| victims.iter().find_map(|v| netns::of_socket(v.raw.inode)));
+    fn destroy_in_namespace(&self, path: Option<&PathBuf>, sockets: &[&ConnectedSocket]) -> Result<usize> {
+        let by_path = path.and_then(|path| netns::open(path).ok());
+        let namespace = by_path.or_else(|| sockets.iter().find_map(|s| netns::of_socket(s.raw.inode)));
         let Some(namespace) = namespace else { return Ok(0) };
-        netns::within(&namespace, || self.destroy_here(victims))?
+        netns::run_in(&namespace, || self.destroy_here(sockets))?
     }
 
-    fn destroy_here(&self, victims: &[&Connected]) -> Result<usize> {
+    /// Destroys sockets of the network namespace of the calling thread.
+    fn destroy_here(&self, sockets: &[&ConnectedSocket]) -> Result<usize> {
         if !self.exact {
-            return Ok(victims.iter().filter(|v| crate::diag::destroy(&v.raw)).count());
+            return Ok(sockets.iter().filter(|s| crate::sock_diag::destroy(&s.raw)).count());
         }
-        let result = self.condemn(victims).and_then(|()| self.walk());
-        // Also after a failure: a socket that stayed condemned would die when it next connects there with good reason.
-        for victim in victims {
-            let _ = self.condemned.delete(&victim.raw.cookie.to_ne_bytes());
+        let result = self.list_for_destruction(sockets).and_then(|()| self.destroy_listed());
+        // Also after a failure: a socket that stays listed would be destroyed if it connects to that backend again.
+        for socket in sockets {
+            let _ = self.destroy_list.delete(&socket.raw.cookie.to_ne_bytes());
         }
         result
     }
 
-    fn condemn(&self, victims: &[&Connected]) -> Result<()> {
-        for victim in victims {
-            let peer = victim.raw.peer;
-            self.condemned
-                .update(&victim.raw.cookie.to_ne_bytes(), bytes_of(&peer), MapFlags::ANY)
-                .context(|| "cannot condemn a socket".into())?;
+    fn list_for_destruction(&self, sockets: &[&ConnectedSocket]) -> Result<()> {
+        for socket in sockets {
+            let peer = socket.raw.peer;
+            self.destroy_list
+                .update(&socket.raw.cookie.to_ne_bytes(), bytes_of(&peer), MapFlags::ANY)
+                .context(|| "cannot write the map destroy_list".into())?;
         }
         Ok(())
     }
 
-    /// Destroys the condemned sockets of this namespace.
-    fn walk(&self) -> Result<usize> {
-        let program = self.object.progs_mut().find(|p| p.name() == "reap");
-        let program = program.ok_or_else(|| Error::Said("there is no program reap".into()))?;
-        let link = program.attach().context(|| "cannot walk the UDP sockets".into())?;
-        let mut gone = BTreeSet::new();
+    /// Destroys the listed sockets of this namespace.
+    fn destroy_listed(&self) -> Result<usize> {
+        let program = self.object.progs_mut().find(|p| p.name() == "destroy_listed");
+        let program = program.ok_or_else(|| missing_program("destroy_listed"))?;
+        let link = program.attach().context(|| "cannot iterate over UDP sockets".into())?;
+        let mut destroyed = BTreeSet::new();
         for _ in 0..10 {
-            let before = gone.len();
-            gone.extend(read_all(&link)?.0.chunks_exact(8).filter_map(from_bytes::<u64>));
-            if gone.len() == before {
+            let before = destroyed.len();
+            destroyed.extend(read_all(&link)?.0.chunks_exact(8).filter_map(from_bytes::<u64>));
+            if destroyed.len() == before {
                 break;
             }
         }
-        Ok(gone.len())
+        Ok(destroyed.len())
     }
 }
 
-/// Any socket that remembers what it dialled, of both protocols: for people who look.
+/// One entry of the record of a TCP or UDP socket.
 #[derive(Clone, Debug)]
-pub struct Remembered {
+pub struct SocketRecord {
     pub protocol: Protocol,
     pub cookie: u64,
     pub netns_inode: u32,
@@ -139,32 +140,29 @@ pub struct Remembered {
     pub chosen_port: u16,
 }
 
-pub struct Surveyor {
-    // The links outlive their programs' object, which must stay open.
+pub struct SocketRecordReader {
+    // The object must stay open while the links are used.
     _object: Object,
-    walks: Vec<(Protocol, Link)>,
+    iterators: Vec<(Protocol, Link)>,
 }
 
-impl Surveyor {
-    pub fn new(maps: &MapSet) -> Result<Surveyor> {
-        let knobs = Knobs { shards: 1, epoch: 0, empty_local_drops: false, host_netns: 0 };
-        let object = load(maps, &Sizes::for_services(16), 1, knobs, false)?;
-        let mut walks = Vec::new();
+impl SocketRecordReader {
+    pub fn new(maps: &MapSet) -> Result<SocketRecordReader> {
+        let constants = LoadConstants { shards: 1, epoch: 0, empty_local_drops: false, host_netns: 0 };
+        let object = load(maps, &Sizes::for_services(16), 1, constants, false)?;
+        let mut iterators = Vec::new();
         for (protocol, program, map) in
-            [(Protocol::Udp, "survey_all", "udp_record"), (Protocol::Tcp, "survey_tcp", "tcp_record")]
+            [(Protocol::Udp, "list_udp", "udp_record"), (Protocol::Tcp, "list_tcp", "tcp_record")]
         {
-            let record = maps.handle(map)?;
-            let found = object.progs_mut().find(|p| p.name() == program).map(|p| p.attach_iter(record.as_fd()));
-            let link = found.ok_or_else(|| Error::Said(format!("there is no program {program}")))?;
-            walks.push((protocol, link.context(|| "cannot walk the socket records".into())?));
+            iterators.push((protocol, attach_iterator(&object, program, &maps.handle(map)?)?));
         }
-        Ok(Surveyor { _object: object, walks })
+        Ok(SocketRecordReader { _object: object, iterators })
     }
 
-    pub fn all(&self) -> Result<Vec<Remembered>> {
+    pub fn all(&self) -> Result<Vec<SocketRecord>> {
         let mut all = Vec::new();
-        for (protocol, link) in &self.walks {
-            all.extend(survey(link)?.into_iter().map(|raw| Remembered {
+        for (protocol, link) in &self.iterators {
+            all.extend(list_entries(link)?.into_iter().map(|raw| SocketRecord {
                 protocol: *protocol,
                 cookie: raw.cookie,
                 netns_inode: raw.netns_inode,
@@ -179,38 +177,47 @@ impl Surveyor {
     }
 }
 
-fn load(maps: &MapSet, sizes: &Sizes, shards: u32, knobs: Knobs, exact: bool) -> Result<Object> {
+fn load(maps: &MapSet, sizes: &Sizes, shards: u32, constants: LoadConstants, exact: bool) -> Result<Object> {
     let mut open = object::open(object::SOCKETS, "sockets")?;
-    object::prepare(&mut open, sizes, shards, maps, knobs)?;
-    for mut program in open.progs_mut().filter(|p| p.name() == "reap") {
+    object::prepare(&mut open, sizes, shards, maps, constants)?;
+    for mut program in open.progs_mut().filter(|p| p.name() == "destroy_listed") {
         program.set_autoload(exact);
     }
     object::load(open, "sockets")
 }
 
-/// Everybody that is there all the while. The kernel goes over its list of records by places: when a walk pauses between
-/// two reads and somebody before that place goes, the next one is passed over. So a walk that paused is repeated, and what
-/// one of them met counts: to be missed, a socket must be the next one at a pause of each.
-fn survey(link: &Link) -> Result<Vec<abi::surveyed>> {
-    let mut met = BTreeMap::new();
-    for _ in 0..WALKS {
+fn missing_program(name: &str) -> Error {
+    Error::Message(format!("there is no program {name} in the BPF object sockets"))
+}
+
+fn attach_iterator(object: &Object, program: &str, record: &MapHandle) -> Result<Link> {
+    let link = object.progs_mut().find(|p| p.name() == program).map(|p| p.attach_iter(record.as_fd()));
+    link.ok_or_else(|| missing_program(program))?.context(|| "cannot iterate over the socket records".into())
+}
+
+/// Lists every socket that exists during the whole call. The kernel iterates over the records by position: if it pauses
+/// between two reads and a record before that position is removed, it skips the next record. A pass that paused is
+/// therefore repeated, and the results of all passes are merged.
+fn list_entries(link: &Link) -> Result<Vec<abi::socket_entry>> {
+    let mut entries = BTreeMap::new();
+    for _ in 0..MAX_PASSES {
         let (bytes, paused) = read_all(link)?;
-        let all = bytes.chunks_exact(size_of::<abi::surveyed>()).filter_map(from_bytes::<abi::surveyed>);
-        met.extend(all.map(|one| ((one.cookie, bytes_of(&one.peer).to_vec()), one)));
+        let all = bytes.chunks_exact(size_of::<abi::socket_entry>()).filter_map(from_bytes::<abi::socket_entry>);
+        entries.extend(all.map(|one| ((one.cookie, bytes_of(&one.peer).to_vec()), one)));
         if !paused {
             break;
         }
     }
-    Ok(met.into_values().collect())
+    Ok(entries.into_values().collect())
 }
 
-/// Also tells whether it had to pause before it was through.
+/// Reads the whole output of an iterator, and returns whether the iterator paused before its end.
 fn read_all(link: &Link) -> Result<(Vec<u8>, bool)> {
-    let mut iter = Iter::new(link).context(|| "cannot start a walk over sockets".into())?;
-    // The kernel gathers this much before it pauses, or less if less is asked for: `read_to_end` would begin with a few bytes.
+    let mut iter = Iter::new(link).context(|| "cannot start an iteration over sockets".into())?;
+    // The kernel pauses when the buffer is full, and uses at most 32 KiB. `read_to_end` would start with a few bytes.
     let (mut bytes, mut buffer, mut reads) = (Vec::new(), vec![0; 8 * 4096], 0);
     loop {
-        let count = iter.read(&mut buffer).context(|| "cannot walk over sockets".into())?;
+        let count = iter.read(&mut buffer).context(|| "cannot read the sockets from the iterator".into())?;
         if count == 0 {
             return Ok((bytes, reads > 1));
         }
@@ -219,8 +226,8 @@ fn read_all(link: &Link) -> Result<(Vec<u8>, bool)> {
     }
 }
 
-fn read_surveyed(raw: abi::surveyed) -> Connected {
-    Connected {
+fn read_entry(raw: abi::socket_entry) -> ConnectedSocket {
+    ConnectedSocket {
         owner: raw.peer.owner,
         dialled: wire::read_address(&raw.peer.dialled),
         dialled_port: u16::from_be(raw.peer.dialled_port),

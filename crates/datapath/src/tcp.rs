@@ -1,13 +1,13 @@
-//! What the kernel knows of one TCP socket.
+//! Reads TCP_INFO of a socket.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Of struct tcp_info, which only ever grows: where `tcpi_segs_in` stands.
+/// Offset of `tcpi_segs_in` in struct tcp_info. The struct only grows at its end.
 const SEGMENTS_IN: usize = 140;
 const LENGTH: usize = SEGMENTS_IN + size_of::<u32>();
 
-/// How many segments of the peer have come in, also of one that refused.
+/// Number of segments received from the peer, also from one that refused the connection.
 pub fn segments_in(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = [0u8; LENGTH];
     let mut length = LENGTH as libc::socklen_t;

@@ -1,7 +1,7 @@
-//! The only file that knows abi.h: rows of the model to the kernel's structs and back.
+//! Converts rows of the model to the structs of abi.h and back. No other file depends on the layout of abi.h.
 
 use crate::abi;
-use beeline_model::bucket::Level;
+use beeline_model::bucket::BucketLevel;
 use beeline_model::event::{Action, Reason};
 use beeline_model::policy::Limit;
 use beeline_model::row::*;
@@ -26,7 +26,7 @@ pub fn read_address(a: &abi::address) -> Address {
     Address(bytes)
 }
 
-// ---- tags: the same arithmetic as resolve.h ----
+// ---- tags: the same arithmetic as in bpf/find.h ----
 
 fn mix(h: u64, w: u64) -> u64 {
     let h = (h ^ w).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -48,7 +48,7 @@ fn tag_of(k: &abi::frontend_key) -> u32 {
 
 // ---- frontend ----
 
-#[allow(clippy::needless_update)] // the other layout has more fields
+#[allow(clippy::needless_update)] // The test layout has more fields.
 pub fn frontend_key(key: &FrontendKey) -> abi::frontend_key {
     abi::frontend_key {
         address: address(key.address),
@@ -70,18 +70,24 @@ pub fn read_frontend_key(k: &abi::frontend_key) -> FrontendKey {
     }
 }
 
-fn kind_number(kind: Kind) -> u32 {
+fn kind_number(kind: FrontendKind) -> u32 {
     match kind {
-        Kind::ClusterIp => abi::kind::KIND_CLUSTER_IP.0,
-        Kind::NodePort => abi::kind::KIND_NODE_PORT.0,
-        Kind::LoadBalancer => abi::kind::KIND_LOAD_BALANCER.0,
-        Kind::ExternalIp => abi::kind::KIND_EXTERNAL_IP.0,
-        Kind::Virtual => abi::kind::KIND_VIRTUAL.0,
+        FrontendKind::ClusterIp => abi::kind::KIND_CLUSTER_IP.0,
+        FrontendKind::NodePort => abi::kind::KIND_NODE_PORT.0,
+        FrontendKind::LoadBalancer => abi::kind::KIND_LOAD_BALANCER.0,
+        FrontendKind::ExternalIp => abi::kind::KIND_EXTERNAL_IP.0,
+        FrontendKind::Virtual => abi::kind::KIND_VIRTUAL.0,
     }
 }
 
-pub fn read_kind(number: u8) -> Option<Kind> {
-    let all = [Kind::ClusterIp, Kind::NodePort, Kind::LoadBalancer, Kind::ExternalIp, Kind::Virtual];
+pub fn read_kind(number: u8) -> Option<FrontendKind> {
+    let all = [
+        FrontendKind::ClusterIp,
+        FrontendKind::NodePort,
+        FrontendKind::LoadBalancer,
+        FrontendKind::ExternalIp,
+        FrontendKind::Virtual,
+    ];
     all.into_iter().find(|k| kind_number(*k) == u32::from(number))
 }
 
@@ -96,7 +102,7 @@ pub fn read_frontend(f: &abi::frontend) -> Option<FrontendRow> {
 
 // ---- set ----
 
-pub fn span(span: &Span) -> u64 {
+pub fn span(span: &SlotSpan) -> u64 {
     let base = match span.base {
         Base::Inline => abi::span_base::SPAN_INLINE.0,
         Base::Range(base) => base,
@@ -104,9 +110,9 @@ pub fn span(span: &Span) -> u64 {
     u64::from(base) | u64::from(span.count) << 32 | u64::from(span.generation) << 48
 }
 
-fn read_span(word: u64) -> Span {
+fn read_span(word: u64) -> SlotSpan {
     let base = word as u32;
-    Span {
+    SlotSpan {
         base: if base == abi::span_base::SPAN_INLINE.0 { Base::Inline } else { Base::Range(base) },
         count: (word >> 32) as u16,
         generation: (word >> 48) as u16,
@@ -120,7 +126,7 @@ pub fn when_empty(w: WhenEmpty) -> u8 {
     }
 }
 
-pub fn set_flags(header: &Header, family: Family) -> u8 {
+pub fn set_flags(header: &SetHeader, family: Family) -> u8 {
     let mut flags = 0;
     for (on, flag) in [
         (header.restricted, abi::set_flag::SET_SOURCE_RANGES),
@@ -174,7 +180,7 @@ pub fn read_set(s: &abi::set) -> Option<SetRow> {
         role: [Role::Cluster, Role::Local, Role::Node].into_iter().find(|r| *r as u8 == s.role)?,
         node: s.node,
         rule: read_rule(s.rule)?,
-        header: Header {
+        header: SetHeader {
             next: s.next,
             affinity: s.affinity,
             policy: s.policy,
@@ -190,12 +196,12 @@ pub fn read_set(s: &abi::set) -> Option<SetRow> {
 
 // ---- backend ----
 
-pub fn state(state: &State) -> u32 {
+pub fn state(state: &BackendState) -> u32 {
     state.generation << 8 | u32::from(state.roles)
 }
 
-pub fn read_state(word: u32) -> State {
-    State { generation: word >> 8, roles: word as u8 }
+pub fn read_state(word: u32) -> BackendState {
+    BackendState { generation: word >> 8, roles: word as u8 }
 }
 
 #[allow(clippy::needless_update)]
@@ -240,8 +246,9 @@ pub fn read_node(n: &abi::node) -> NodeRow {
     }
 }
 
-/// Bits of the key before the address, and of the mapped form before an IPv4 address.
+/// Bits of the key before the address.
 const FIXED_BITS: u32 = 64;
+/// Bits of a mapped address before the IPv4 address.
 const MAPPED_BITS: u32 = 96;
 
 pub fn source_key(owner: OwnerId, net: &IpNet) -> abi::source_key {
@@ -254,7 +261,7 @@ pub fn read_source_key(k: &abi::source_key) -> Option<(OwnerId, IpNet)> {
     let Address(bytes) = read_address(&k.address);
     let (ip, mapped) = match k.family {
         4 => (read_address(&k.address).ip(), MAPPED_BITS),
-        // Not by `Address`: a v6 range may lie among the mapped addresses.
+        // Not through `Address`: an IPv6 range may contain mapped addresses.
         _ => (IpAddr::from(bytes), 0),
     };
     let length = k.prefix.checked_sub(FIXED_BITS + mapped)?;
@@ -263,7 +270,7 @@ pub fn read_source_key(k: &abi::source_key) -> Option<(OwnerId, IpNet)> {
 
 // ---- policies ----
 
-/// One word; 0: no limit.
+/// The limit as one word; 0 means no limit.
 pub fn bucket(limit: Option<Limit>) -> u64 {
     limit.map_or(0, |limit| pair(limit.connects_per_second, limit.burst))
 }
@@ -272,8 +279,8 @@ pub fn read_bucket(word: u64) -> Option<Limit> {
     (word != 0).then_some(Limit { connects_per_second: word as u32, burst: (word >> 32) as u32 })
 }
 
-pub fn read_level(level: &abi::level) -> Level {
-    Level { time: level.time, credit: level.credit }
+pub fn read_level(level: &abi::level) -> BucketLevel {
+    BucketLevel { time: level.time, credit: level.credit }
 }
 
 pub fn member_key(policy: PolicyId, cgroup: u64) -> abi::member_key {

@@ -1,18 +1,18 @@
-//! What time it is, twice: by the calendar, which somebody may set (a host without a battery wakes up in the past, one that
-//! keeps local time hours ahead), and by the time since the host's start, sleep included, which nobody does.
+//! The time by two clocks. The wall clock may be wrong or be set (a host without a battery starts in the past). The time
+//! since boot, which includes suspend, never jumps.
 
 use jiff::Timestamp;
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
-    pub calendar: Timestamp,
+pub(crate) struct TimeReading {
+    pub wall: Timestamp,
     pub uptime: Duration,
 }
 
-impl Moment {
-    pub fn now() -> Moment {
+impl TimeReading {
+    pub fn now() -> TimeReading {
         let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        Moment { calendar: Timestamp::now(), uptime: Duration::try_from(uptime).unwrap_or_default() }
+        TimeReading { wall: Timestamp::now(), uptime: Duration::try_from(uptime).unwrap_or_default() }
     }
 }

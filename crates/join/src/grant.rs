@@ -1,98 +1,106 @@
-//! Makes a host known to the cluster, and forgets it again.
+//! `grant` creates the account of a host and its join code. `revoke` deletes the account.
 
-use crate::administrator::Administrator;
-use crate::code::Code;
-use crate::host::HostName;
-use crate::object::{self, LABEL, Object, RBAC, is_ours};
+use crate::admin_client::AdminClient;
+use crate::host_name::HostName;
+use crate::host_object::{self, HostObject, LABEL, RBAC, is_ours};
+use crate::join_code::JoinCode;
 use crate::request::{self, RequestError, apply, delete, get, post};
 use crate::token::{Token, TokenError};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Where the accounts of hosts are, unless it is said otherwise.
-pub const NAMESPACE: &str = "beeline-hosts";
-/// No API server gives a token for less.
-pub const LEAST_LIFETIME: Duration = Duration::from_secs(600);
+/// The namespace of the hosts' accounts.
+pub const DEFAULT_NAMESPACE: &str = "beeline-hosts";
+/// The shortest token lifetime that an API server issues.
+pub const MIN_TOKEN_LIFETIME: Duration = Duration::from_secs(600);
 
-/// How long things hold.
+/// Lifetimes of what `grant` issues.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    /// Until then the code must have been used.
+pub struct GrantLifetimes {
+    /// Lifetime of the join code.
     pub code: Duration,
-    /// Each of the host's own tokens, which are renewed at half of it.
+    /// Lifetime of each of the host's own tokens, which are renewed at half of it.
     pub token: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum GrantError {
-    #[error("{what}: {source}{}", advice(source))]
+    #[error("request for {what} failed: {source}{}", advice(source))]
     Request { what: String, source: RequestError },
-    #[error("the API server's answer to the request for a token: {0}")]
+    #[error("the API server issued an unusable token: {0}")]
     Token(#[from] TokenError),
-    #[error("{0}: at least 10m, which is the least that an API server gives")]
-    Short(&'static str),
-    #[error(
-        "{0} is there and was not made by `beeline grant`: choose another name for the host, or another --namespace"
-    )]
+    #[error("{0} must be at least 10m, the shortest lifetime that an API server issues")]
+    LifetimeTooShort(&'static str),
+    #[error("{0} exists and was not made by `beeline grant`: choose another host name or another --namespace")]
     Foreign(String),
 }
 
 fn advice(error: &RequestError) -> &'static str {
     match error.code() {
-        Some(401) => "; the kubeconfig's own credentials are not accepted: does `kubectl auth whoami` work with it?",
-        Some(403) => "; it takes the rights to make namespaces, service accounts and roles (cluster-admin has them)",
+        Some(401) => {
+            "; the API server does not accept the credentials of the kubeconfig: check them with `kubectl auth whoami`"
+        }
+        Some(403) => {
+            "; the kubeconfig needs the rights to create namespaces, service accounts and roles, such as cluster-admin"
+        }
         _ => "",
     }
 }
 
-/// May be repeated: what is there is brought to what it should be, and the code is a new one each time.
-pub async fn grant(admin: &Administrator, host: &HostName, namespace: &str, terms: Terms) -> Result<Code, GrantError> {
-    for (option, time) in [("--valid", terms.code), ("--lifetime", terms.token)] {
-        if time < LEAST_LIFETIME {
-            return Err(GrantError::Short(option));
+/// Idempotent: existing objects are updated, and each call returns a new code.
+pub async fn grant(
+    admin: &AdminClient,
+    host: &HostName,
+    namespace: &str,
+    lifetimes: GrantLifetimes,
+) -> Result<JoinCode, GrantError> {
+    for (option, time) in [("--code-lifetime", lifetimes.code), ("--token-lifetime", lifetimes.token)] {
+        if time < MIN_TOKEN_LIFETIME {
+            return Err(GrantError::LifetimeTooShort(option));
         }
     }
-    let uid = admin.uid().await.map_err(about("the cluster's UID"))?;
-    make(admin, host, namespace).await?;
-    let token = request_token(&admin.client, namespace, host.as_str(), terms.code).await;
-    Ok(Code {
+    let uid = admin.cluster_uid().await.map_err(about("the cluster's UID"))?;
+    apply_objects(admin, host, namespace).await?;
+    let token = request_token(&admin.client, namespace, host.as_str(), lifetimes.code).await;
+    Ok(JoinCode {
         cluster: admin.cluster.clone(),
         uid,
         servers: admin.servers.clone(),
         server_name: admin.server_name.clone(),
         authorities: admin.authorities.clone(),
         token: token.map_err(|error| error.into_grant(host))?,
-        lifetime: terms.token,
+        lifetime: lifetimes.token,
     })
 }
 
-/// Looks at everything before it changes anything: what others made under these names is not ours to change.
-async fn make(admin: &Administrator, host: &HostName, namespace: &str) -> Result<(), GrantError> {
-    let objects: Vec<Object> = object::of_host(host, namespace).into_iter().chain([object::reader()]).collect();
+/// Checks all objects before it changes any: objects of these names that `grant` did not make are left alone.
+async fn apply_objects(admin: &AdminClient, host: &HostName, namespace: &str) -> Result<(), GrantError> {
+    let objects: Vec<HostObject> =
+        host_object::host_objects(host, namespace).into_iter().chain([host_object::reader_role()]).collect();
     for object in &objects {
-        is_there(admin, object).await?;
+        exists(admin, object).await?;
     }
     ensure_namespace(admin, namespace).await?;
-    for Object { path, content } in &objects {
+    for HostObject { path, content } in &objects {
         apply(&admin.client, path, content).await.map_err(about(path))?;
     }
     Ok(())
 }
 
-/// What was there and is not any more. The namespace stays: others may have put something into it.
-pub async fn revoke(admin: &Administrator, host: &HostName, namespace: &str) -> Result<Vec<String>, GrantError> {
+/// Deletes the objects of a host and returns their paths. The namespace stays, because it may hold other objects.
+pub async fn revoke(admin: &AdminClient, host: &HostName, namespace: &str) -> Result<Vec<String>, GrantError> {
     let mut removed = Vec::new();
-    // The account first: from then on its tokens are worth nothing.
-    for object in object::of_host(host, namespace) {
+    // The account is deleted first, which invalidates its tokens.
+    for object in host_object::host_objects(host, namespace) {
         removed.extend(remove(admin, object).await?);
     }
-    if !removed.is_empty() && is_last(admin).await? {
-        removed.extend(remove(admin, object::reader()).await?);
+    if !removed.is_empty() && was_last_host(admin).await? {
+        removed.extend(remove(admin, host_object::reader_role()).await?);
     }
     Ok(removed)
 }
 
-async fn is_there(admin: &Administrator, object: &Object) -> Result<bool, GrantError> {
+async fn exists(admin: &AdminClient, object: &HostObject) -> Result<bool, GrantError> {
     match get(&admin.client, &object.path).await {
         Ok(found) if is_ours(&found) => Ok(true),
         Ok(_) => Err(GrantError::Foreign(object.path.clone())),
@@ -101,8 +109,8 @@ async fn is_there(admin: &Administrator, object: &Object) -> Result<bool, GrantE
     }
 }
 
-async fn remove(admin: &Administrator, object: Object) -> Result<Option<String>, GrantError> {
-    if !is_there(admin, &object).await? {
+async fn remove(admin: &AdminClient, object: HostObject) -> Result<Option<String>, GrantError> {
+    if !exists(admin, &object).await? {
         return Ok(None);
     }
     match delete(&admin.client, &object.path).await {
@@ -112,7 +120,7 @@ async fn remove(admin: &Administrator, object: Object) -> Result<Option<String>,
     }
 }
 
-async fn is_last(admin: &Administrator) -> Result<bool, GrantError> {
+async fn was_last_host(admin: &AdminClient) -> Result<bool, GrantError> {
     let path = format!("{RBAC}/clusterrolebindings?labelSelector={LABEL}%3Dtrue&limit=1");
     let left = get(&admin.client, &path).await.map_err(about(&path))?;
     Ok(left["items"].as_array().is_none_or(Vec::is_empty))
@@ -123,8 +131,8 @@ fn about(what: &str) -> impl FnOnce(RequestError) -> GrantError {
     move |source| GrantError::Request { what, source }
 }
 
-/// Made only if it is missing: one that was there before is not ours to label.
-async fn ensure_namespace(admin: &Administrator, namespace: &str) -> Result<(), GrantError> {
+/// Creates the namespace only if it is missing. An existing namespace gets no label of ours.
+async fn ensure_namespace(admin: &AdminClient, namespace: &str) -> Result<(), GrantError> {
     let path = format!("/api/v1/namespaces/{namespace}");
     match get(&admin.client, &path).await {
         Err(error) if error.code() == Some(404) => {}
@@ -141,14 +149,16 @@ async fn ensure_namespace(admin: &Administrator, namespace: &str) -> Result<(), 
 pub(crate) enum TokenRequestError {
     #[error(transparent)]
     Request(#[from] RequestError),
-    #[error("the API server's answer to the request for a token: {0}")]
+    #[error("the API server issued an unusable token: {0}")]
     Token(#[from] TokenError),
 }
 
 impl TokenRequestError {
     fn into_grant(self, host: &HostName) -> GrantError {
         match self {
-            TokenRequestError::Request(source) => GrantError::Request { what: format!("a token for {host}"), source },
+            TokenRequestError::Request(source) => {
+                GrantError::Request { what: format!("a token of the host {host}"), source }
+            }
             TokenRequestError::Token(error) => GrantError::Token(error),
         }
     }
@@ -164,8 +174,8 @@ pub(crate) async fn request_token(
     let body = json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
-        "spec": { "expirationSeconds": lifetime.max(LEAST_LIFETIME).as_secs() },
+        "spec": { "expirationSeconds": lifetime.max(MIN_TOKEN_LIFETIME).as_secs() },
     });
-    let answer = request::post(client, &path, &body).await?;
-    Ok(Token::parse(answer.pointer("/status/token").and_then(Value::as_str).unwrap_or_default())?)
+    let response = request::post(client, &path, &body).await?;
+    Ok(Token::parse(response.pointer("/status/token").and_then(Value::as_str).unwrap_or_default())?)
 }

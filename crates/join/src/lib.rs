@@ -1,33 +1,33 @@
-//! How a host comes to a cluster, stays known to it, and leaves. An administrator grants: an account of the host's own,
-//! which may read what an agent outside reads and renew its own token, packed into a code. The host joins with that code:
-//! it is checked, written down as a kubeconfig, and renewed from then on.
+//! Joining a host outside a cluster to it. An administrator runs `beeline grant`, which creates a ServiceAccount for the
+//! host (it may read what an agent outside reads, and renew its own token) and prints a join code. The host runs
+//! `beeline join` with that code: the code is checked and stored as a kubeconfig. The agent then renews the token.
 #![forbid(unsafe_code)]
 
-mod administrator;
-mod authority;
+mod admin_client;
+mod atomic_file;
+mod ca_bundle;
 mod clock;
-mod code;
-mod contact;
 mod credential;
-mod file;
 mod grant;
-mod host;
-mod listing;
-mod object;
-mod pods;
-mod renew;
+mod host_name;
+mod host_object;
+mod join_code;
+mod list_summary;
+mod pod_reachability;
+mod preflight;
 mod request;
-mod standing;
 mod token;
+mod token_renewer;
+mod token_state;
 
-pub use administrator::{Administrator, AdministratorError};
-pub use code::{Code, CodeError};
-pub use contact::{Contact, ContactError};
-pub use credential::{Credential, CredentialError, MARK, Mark};
-pub use file::write;
-pub use grant::{GrantError, LEAST_LIFETIME, NAMESPACE, Terms, grant, revoke};
-pub use host::{HostName, HostNameError};
-pub use pods::Pods;
-pub use renew::{HALF, Renewal};
-pub use standing::{Report, Standing, command};
+pub use admin_client::{AdminClient, AdminClientError};
+pub use atomic_file::write_atomic;
+pub use credential::{Credential, CredentialError, JoinExtension, KUBECONFIG_EXTENSION};
+pub use grant::{DEFAULT_NAMESPACE, GrantError, GrantLifetimes, MIN_TOKEN_LIFETIME, grant, revoke};
+pub use host_name::{HostName, HostNameError};
+pub use join_code::{JoinCode, JoinCodeError};
+pub use pod_reachability::PodReachability;
+pub use preflight::{Preflight, PreflightError};
 pub use token::{Token, TokenError};
+pub use token_renewer::{DEFAULT_RENEW_FRACTION, TokenRenewer};
+pub use token_state::{TokenReport, TokenState, admin_command};

@@ -1,22 +1,22 @@
-//! Requests to an API server, as JSON: a handful of objects, of which no more is known here than is written.
+//! Requests to an API server with plain JSON values. This crate writes only a few objects and needs no typed API for them.
 
 use http::Request;
 use kube::Client;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Until an answer.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// A server that does not even accept within this time is as good as gone.
-pub(crate) const CONNECT: Duration = Duration::from_secs(5);
+/// Time limit of a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time limit of a TCP connect. A server that does not accept within this time counts as unreachable.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// It answered, and would not.
+    /// The API server answered with an error status.
     #[error("{message} ({code})")]
     Refused { code: u16, message: String },
-    #[error("no answer within {} s", PATIENCE.as_secs())]
-    Silent,
+    #[error("no response within {} s", REQUEST_TIMEOUT.as_secs())]
+    TimedOut,
     #[error("{0}")]
     Failed(String),
 }
@@ -40,7 +40,7 @@ pub(crate) async fn delete(client: &Client, path: &str) -> Result<Value, Request
     send(client, Request::delete(path), Vec::new()).await
 }
 
-/// Server-side apply: made if it is not there, brought to this if it is.
+/// Server-side apply: creates the object, or changes it to `object`.
 pub(crate) async fn apply(client: &Client, path: &str, object: &Value) -> Result<Value, RequestError> {
     let path = format!("{path}?fieldManager=beeline&force=true");
     let request = Request::patch(path).header("content-type", "application/apply-patch+yaml");
@@ -49,22 +49,22 @@ pub(crate) async fn apply(client: &Client, path: &str, object: &Value) -> Result
 
 async fn send(client: &Client, request: http::request::Builder, body: Vec<u8>) -> Result<Value, RequestError> {
     let request = request.body(body).map_err(|e| RequestError::Failed(e.to_string()))?;
-    match tokio::time::timeout(PATIENCE, client.request::<Value>(request)).await {
-        Ok(Ok(answer)) => Ok(answer),
+    match tokio::time::timeout(REQUEST_TIMEOUT, client.request::<Value>(request)).await {
+        Ok(Ok(response)) => Ok(response),
         Ok(Err(kube::Error::Api(status))) => {
             Err(RequestError::Refused { code: status.code, message: status.message.clone() })
         }
-        Ok(Err(other)) => Err(RequestError::Failed(chain(&other))),
-        Err(_) => Err(RequestError::Silent),
+        Ok(Err(other)) => Err(RequestError::Failed(error_chain(&other))),
+        Err(_) => Err(RequestError::TimedOut),
     }
 }
 
-/// The whole chain: the first link alone is often no more than "error sending request".
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let links = std::iter::successors(Some(error), |link| link.source());
-    links.fold(String::new(), |text, link| match link.to_string() {
-        said if text.contains(&said) => text,
-        said if text.is_empty() => said,
-        said => format!("{text}: {said}"),
+/// All causes of an error: the first message alone is often only "error sending request".
+fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |cause| cause.source());
+    causes.fold(String::new(), |text, cause| match cause.to_string() {
+        message if text.contains(&message) => text,
+        message if text.is_empty() => message,
+        message => format!("{text}: {message}"),
     })
 }

@@ -1,4 +1,4 @@
-//! One address form for both families: 16 bytes, IPv4 mapped (`::ffff:a.b.c.d`), as the kernel half holds it.
+//! One address type for both families: 16 bytes, with IPv4 addresses mapped (`::ffff:a.b.c.d`), as in the BPF maps.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -32,7 +32,7 @@ impl fmt::Display for Family {
 pub struct Address(pub [u8; 16]);
 
 impl Address {
-    /// Where NodePort rows stand: 0.0.0.0, mapped.
+    /// The address of NodePort rows: 0.0.0.0, mapped.
     pub const ANY_V4: Address = Address([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0]);
     pub const ANY_V6: Address = Address([0; 16]);
 
@@ -78,7 +78,8 @@ impl Address {
         matches!(self.ip(), IpAddr::V4(v4) if v4.is_broadcast())
     }
 
-    /// Means something else on every host, or many at once: nothing that a cluster far away could have.
+    /// True if the address has another meaning on every host, or means many hosts at once. A remote cluster cannot own
+    /// such an address.
     pub fn is_special(self) -> bool {
         let here = self.is_any() || self.is_loopback() || self.is_link_local();
         here || self.ip().is_multicast() || self.is_broadcast()
@@ -121,17 +122,18 @@ impl<'de> Deserialize<'de> for Address {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is not an IP address")]
-pub struct BadIp(pub String);
+pub struct ParseIpError(pub String);
 
-/// Leading zeros of IPv4 octets are read as decimal, as Kubernetes reads them (old objects have them), never as octal.
-pub fn parse_ip(text: &str) -> Result<IpAddr, BadIp> {
+/// Parses an IP address. Leading zeros of IPv4 octets are read as decimal, as Kubernetes reads them in old objects,
+/// never as octal.
+pub fn parse_ip(text: &str) -> Result<IpAddr, ParseIpError> {
     if let Ok(ip) = IpAddr::from_str(text) {
         return Ok(Address::from(ip).ip());
     }
     let octets: Vec<u8> = text.split('.').map_while(parse_octet).collect();
     match <[u8; 4]>::try_from(octets) {
         Ok(octets) if text.split('.').count() == 4 => Ok(IpAddr::V4(Ipv4Addr::from(octets))),
-        _ => Err(BadIp(text.to_owned())),
+        _ => Err(ParseIpError(text.to_owned())),
     }
 }
 
@@ -149,16 +151,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leading_zeros_are_decimal() {
+    fn leading_zeros_are_read_as_decimal() {
         assert_eq!(parse_ip("010.096.000.001").unwrap(), "10.96.0.1".parse::<IpAddr>().unwrap());
         assert_eq!(parse_ip("fd00::1").unwrap(), "fd00::1".parse::<IpAddr>().unwrap());
         for bad in ["", "1.2.3", "1.2.3.4.5", "1.2.3.256", "a.b.c.d", "1.2.3.-4", "1.2.3.4x"] {
-            assert_eq!(parse_ip(bad), Err(BadIp(bad.into())), "{bad}");
+            assert_eq!(parse_ip(bad), Err(ParseIpError(bad.into())), "{bad}");
         }
     }
 
     #[test]
-    fn mapped_form_round_trips() {
+    fn addresses_round_trip_through_the_mapped_form() {
         for text in ["10.1.2.3", "fd00::1", "::", "0.0.0.0", "::1"] {
             assert_eq!(Address::from(parse_ip(text).unwrap()).to_string(), text);
         }

@@ -1,94 +1,105 @@
-//! Who owns an address + port + protocol that several claim: the cluster that comes first in the key's view; within it
-//! ClusterIP, then a policy's virtual address, then load-balancer address, then externalIP, then NodePort rows; within a
-//! kind the older, then by namespace and name. The losers are known, never mixed in. A virtual address lies where an
-//! administrator allows them (`virtual_ranges`): anybody who may write a Service could otherwise take it from all who use it.
+//! Decides who owns a frontend (address, port and protocol) that several Services or policies claim. The order: the
+//! rank of the cluster in the key's view; then the kind, from ClusterIP over a policy's virtual address, load-balancer
+//! address and externalIP to NodePort; then the older object; then namespace and name. The losers are refused; their
+//! backends are never mixed in. A policy's virtual address comes before load-balancer addresses and externalIPs,
+//! because it lies in a range that an administrator allows (`virtual_ranges`): otherwise anyone who may create a
+//! Service could take it over.
 //!
-//! An address is one cluster's, on all ports: where a later one has a Service on another port of it, a dial would reach now
-//! this cluster, now that. Who has a part in it is noted at the "known" key, with or without a row there.
+//! An address belongs to one cluster on all its ports. If a later cluster could use another port of the same address, a
+//! client would reach different clusters by port. An address claim at the all-ports key records which clusters use the
+//! address.
 //!
-//! Policies stand above Services: LocalRedirectPolicy, BalancingPolicy, Service. Of each of the three one holds, and the
-//! next is where a dial goes that the one above has nothing for: the chain of that key.
+//! Policies take precedence over Services: LocalRedirectPolicy, BalancingPolicy, Service. At each of the three levels
+//! at most one claim holds a key. A dial that one level has no backend for goes on to the next level; this is the chain
+//! of the key.
 
 use crate::address::Address;
-use crate::fact::Service;
 use crate::hash::HashMap;
-use crate::name::{OwnerName, SetName};
+use crate::name::{ServiceName, SetName};
+use crate::object::Service;
 use crate::policy::PolicyKind;
-use crate::row::{FrontendKey, Kind};
+use crate::row::{FrontendKey, FrontendKind};
 use std::cmp::Ordering;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    pub kind: Kind,
-    /// Of its cluster in the view of the key.
+    pub kind: FrontendKind,
+    /// The rank of the claiming cluster in the view of the key.
     pub rank: u8,
     pub created: i64,
-    pub service: OwnerName,
-    /// `None`: the ClusterIP is known and has no such port; or, of another kind, somebody has a part in this address.
+    pub service: ServiceName,
+    /// `None` for the ClusterIP of a Service (a port that the Service does not have is refused), and for an address
+    /// claim.
     pub set: Option<SetName>,
 }
 
 impl Claim {
-    pub fn new(service: &Service, kind: Kind, set: SetName) -> Claim {
+    pub fn new(service: &Service, kind: FrontendKind, set: SetName) -> Claim {
         Claim { kind, rank: 0, created: service.created, service: service.name.clone(), set: Some(set) }
     }
 
     pub fn closed(service: &Service) -> Claim {
-        Claim { kind: Kind::ClusterIp, rank: 0, created: service.created, service: service.name.clone(), set: None }
+        Claim {
+            kind: FrontendKind::ClusterIp,
+            rank: 0,
+            created: service.created,
+            service: service.name.clone(),
+            set: None,
+        }
     }
 
-    /// That whoever claims this has a part in the address.
-    pub fn part(&self) -> Claim {
-        Claim { kind: Kind::ExternalIp, set: None, ..self.clone() }
+    /// Records that the owner of this claim uses the address, without claiming a row.
+    pub fn to_address_claim(&self) -> Claim {
+        Claim { kind: FrontendKind::ExternalIp, set: None, ..self.clone() }
     }
 
-    fn is_part(&self) -> bool {
-        self.set.is_none() && self.kind != Kind::ClusterIp
+    fn is_address_claim(&self) -> bool {
+        self.set.is_none() && self.kind != FrontendKind::ClusterIp
     }
 
-    pub fn level(&self) -> Level {
-        Level::of(&self.service)
+    pub fn level(&self) -> Precedence {
+        Precedence::of(&self.service)
     }
 
     fn order(&self, other: &Claim) -> Ordering {
-        let key = |claim: &Claim| (claim.rank, standing_of(claim.kind), claim.level(), claim.created);
+        let key = |claim: &Claim| (claim.rank, kind_rank(claim.kind), claim.level(), claim.created);
         key(self).cmp(&key(other)).then_with(|| (&self.service, &self.set).cmp(&(&other.service, &other.set)))
     }
 }
 
-fn standing_of(kind: Kind) -> u8 {
+fn kind_rank(kind: FrontendKind) -> u8 {
     match kind {
-        Kind::ClusterIp => 0,
-        Kind::Virtual => 1,
-        Kind::LoadBalancer => 2,
-        Kind::ExternalIp => 3,
-        Kind::NodePort => 4,
+        FrontendKind::ClusterIp => 0,
+        FrontendKind::Virtual => 1,
+        FrontendKind::LoadBalancer => 2,
+        FrontendKind::ExternalIp => 3,
+        FrontendKind::NodePort => 4,
     }
 }
 
-/// In the order in which they are asked.
+/// In order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum Precedence {
     Redirect,
     Balancing,
     Service,
 }
 
-impl Level {
-    pub fn of(owner: &OwnerName) -> Level {
+impl Precedence {
+    pub fn of(owner: &ServiceName) -> Precedence {
         match owner.policy_kind() {
-            Some(PolicyKind::LocalRedirect) => Level::Redirect,
-            Some(PolicyKind::Balancing) => Level::Balancing,
-            None => Level::Service,
+            Some(PolicyKind::LocalRedirect) => Precedence::Redirect,
+            Some(PolicyKind::Balancing) => Precedence::Balancing,
+            None => Precedence::Service,
         }
     }
 }
 
-/// Almost every key has one claimant.
+/// Almost every key has a single claimant.
 #[derive(Debug)]
 enum Claimants {
     One(Claim),
-    /// Sorted, the winner first; at least two.
+    /// At least two claims, sorted, the winner first.
     Many(Vec<Claim>),
 }
 
@@ -111,10 +122,11 @@ impl Claimants {
 #[derive(Debug, Default)]
 pub struct Claims {
     by_key: HashMap<FrontendKey, Claimants>,
-    /// Keys with several claimants. While there are none, every claim wins.
+    /// The number of keys with several claimants. While it is 0, every claim wins.
     contested: usize,
-    /// The Service whose ClusterIPs a policy takes: it holds only where that Service does.
-    on: HashMap<OwnerName, OwnerName>,
+    /// By policy: the Service whose ClusterIPs the policy takes over. The policy holds a frontend only where that
+    /// Service holds it.
+    services_of_policies: HashMap<ServiceName, ServiceName>,
 }
 
 impl Claims {
@@ -122,19 +134,20 @@ impl Claims {
         self.chain(key).next()
     }
 
-    /// Of each level the one that holds; the first is the owner, each of the others what the one before it leads on to.
+    /// The claims that hold the key, at most one per level. The first is the owner; each of the others serves the dials
+    /// that the one before it passes on.
     pub fn chain(&self, key: &FrontendKey) -> impl Iterator<Item = &Claim> {
         let mut level = None;
         let mut is_next = move |claim: &Claim| level.replace(claim.level()).is_none_or(|last| last < claim.level());
-        let standing = self.claimants(key).iter().filter(|claim| self.stands(key, claim));
-        standing.filter(move |claim| is_next(claim))
+        let holding = self.claimants(key).iter().filter(|claim| self.holds(key, claim));
+        holding.filter(move |claim| is_next(claim))
     }
 
-    /// Where a policy takes a Service's ClusterIPs: which one.
-    pub fn set_service(&mut self, policy: &OwnerName, service: Option<OwnerName>) {
+    /// Sets the Service whose ClusterIPs a policy takes over.
+    pub fn set_service(&mut self, policy: &ServiceName, service: Option<ServiceName>) {
         match service {
-            Some(service) => drop(self.on.insert(policy.clone(), service)),
-            None => drop(self.on.remove(policy)),
+            Some(service) => drop(self.services_of_policies.insert(policy.clone(), service)),
+            None => drop(self.services_of_policies.remove(policy)),
         }
     }
 
@@ -142,53 +155,55 @@ impl Claims {
         self.contested > 0
     }
 
-    /// Room for this many keys more.
+    /// Reserves capacity for this many more keys.
     pub fn reserve(&mut self, keys: usize) {
         self.by_key.reserve(keys);
     }
 
-    fn stands(&self, key: &FrontendKey, claim: &Claim) -> bool {
-        if claim.is_part() {
+    fn holds(&self, key: &FrontendKey, claim: &Claim) -> bool {
+        if claim.is_address_claim() {
             return false;
         }
-        if self.contested == 0 && claim.level() == Level::Service {
+        if self.contested == 0 && claim.level() == Precedence::Service {
             return true;
         }
-        // Clusters are never mixed. What is at a policy's own address belongs to policies alone, or not to them at all.
+        // Claims of different clusters are never mixed. The frontend of a virtual address is held either by policies
+        // only or by no policy.
         let first = self.claimants(key).first();
-        let is_virtual = first.is_some_and(|first| first.kind == Kind::Virtual);
+        let is_virtual = first.is_some_and(|first| first.kind == FrontendKind::Virtual);
         match claim.kind {
             _ if first.is_some_and(|first| first.rank != claim.rank) => false,
-            Kind::NodePort => !is_virtual && self.stands_at_nodes(key, claim),
-            _ if self.is_anothers(key, claim) => false,
-            Kind::Virtual => is_virtual,
+            FrontendKind::NodePort => !is_virtual && self.holds_node_port(key, claim),
+            _ if self.is_of_earlier_cluster(key, claim) => false,
+            FrontendKind::Virtual => is_virtual,
             _ if is_virtual => false,
-            _ => claim.level() == Level::Service || self.stands_on_service(key, claim),
+            _ => claim.level() == Precedence::Service || self.holds_with_service(key, claim),
         }
     }
 
-    /// A nodePort has one owner on all nodes: rows at single nodes' addresses stand only for the owner of the wildcard.
-    fn stands_at_nodes(&self, key: &FrontendKey, claim: &Claim) -> bool {
+    /// A nodePort has one owner on all nodes: rows at single node addresses hold only for the owner of the wildcard
+    /// row.
+    fn holds_node_port(&self, key: &FrontendKey, claim: &Claim) -> bool {
         let [_, wildcard] = key.fallbacks();
         let owner = || self.by_key.get(&wildcard).map(|claimants| &claimants.winner().service);
         key.is_node_port_row() || owner() == Some(&claim.service)
     }
 
-    /// A cluster that comes before has a part in the address, be it on another port.
-    fn is_anothers(&self, key: &FrontendKey, claim: &Claim) -> bool {
-        let [known, _] = key.fallbacks();
-        self.claimants(&known).first().is_some_and(|first| first.rank < claim.rank)
+    /// A cluster with a lower rank uses the address, possibly on another port.
+    fn is_of_earlier_cluster(&self, key: &FrontendKey, claim: &Claim) -> bool {
+        let [all_ports, _] = key.fallbacks();
+        self.claimants(&all_ports).first().is_some_and(|first| first.rank < claim.rank)
     }
 
-    /// A policy has no part in an address that its Service lost to another. One that is left to the network is lost to
-    /// nobody.
-    fn stands_on_service(&self, key: &FrontendKey, claim: &Claim) -> bool {
+    /// A policy does not hold an address that its Service lost to another Service. An address that the Service leaves
+    /// to the network is not lost.
+    fn holds_with_service(&self, key: &FrontendKey, claim: &Claim) -> bool {
         let mut equals = self.claimants(key).iter().filter(|other| other.rank == claim.rank);
-        let service = equals.find(|other| other.level() == Level::Service);
-        service.is_none_or(|owner| self.on.get(&claim.service) == Some(&owner.service))
+        let service = equals.find(|other| other.level() == Precedence::Service);
+        service.is_none_or(|owner| self.services_of_policies.get(&claim.service) == Some(&owner.service))
     }
 
-    /// Who claims a key, the owner first.
+    /// All claims of a key, the owner first.
     pub fn claimants(&self, key: &FrontendKey) -> &[Claim] {
         self.by_key.get(key).map_or(&[], Claimants::list)
     }
@@ -207,28 +222,28 @@ impl Claims {
 
     pub fn add(&mut self, key: FrontendKey, claim: Claim) {
         let Some(old) = self.by_key.insert(key, Claimants::One(claim)) else { return };
-        let mut claims = self.take(&key, old);
+        let mut claims = self.take_claims(&key, old);
         claims.sort_by(Claim::order);
         claims.dedup();
-        self.put(key, claims);
+        self.set_claims(key, claims);
     }
 
-    /// Takes back all that this service claims of the key.
-    pub fn remove(&mut self, key: &FrontendKey, service: &OwnerName) {
+    /// Removes all claims of this Service or policy to the key.
+    pub fn remove(&mut self, key: &FrontendKey, service: &ServiceName) {
         let Some(old) = self.by_key.remove(key) else { return };
-        let mut claims = self.take(key, old);
+        let mut claims = self.take_claims(key, old);
         claims.retain(|claim| claim.service != *service);
-        self.put(*key, claims);
+        self.set_claims(*key, claims);
     }
 
-    /// What was there, and what stands there now.
-    fn take(&mut self, key: &FrontendKey, old: Claimants) -> Vec<Claim> {
+    /// The previous claims and the claim that was just inserted.
+    fn take_claims(&mut self, key: &FrontendKey, old: Claimants) -> Vec<Claim> {
         self.contested -= usize::from(matches!(old, Claimants::Many(_)));
         let now = self.by_key.remove(key);
         old.list().iter().chain(now.iter().flat_map(Claimants::list)).cloned().collect()
     }
 
-    fn put(&mut self, key: FrontendKey, mut claims: Vec<Claim>) {
+    fn set_claims(&mut self, key: FrontendKey, mut claims: Vec<Claim>) {
         let claimants = match claims.len() {
             0 => return,
             1 => Claimants::One(claims.remove(0)),
@@ -240,21 +255,21 @@ impl Claims {
         self.by_key.insert(key, claimants);
     }
 
-    /// Whose ClusterIP it is.
-    pub fn cluster_ip_of(&self, known: &FrontendKey) -> Option<&Claim> {
-        self.claimants(known).first().filter(|claim| !claim.is_part())
+    /// The Service whose ClusterIP this is.
+    pub fn cluster_ip_of(&self, all_ports: &FrontendKey) -> Option<&Claim> {
+        self.claimants(all_ports).first().filter(|claim| !claim.is_address_claim())
     }
 
-    /// Whoever claims a key and has no part in it: the key, who holds it there, and who lost. Within a cluster "known" rows
-    /// never conflict, and a policy above a Service is no conflict. Of a whole address that is another cluster's it is said
-    /// once, at that key.
+    /// All conflicts, as the key, the holder and the loser. Within a cluster, all-ports rows never conflict, and a
+    /// policy that takes precedence over a Service is not a conflict. An address that belongs to another cluster is
+    /// reported once, at its all-ports key.
     pub fn conflicts(&self) -> impl Iterator<Item = (&FrontendKey, &Claim, &Claim)> {
         self.by_key.iter().flat_map(|(key, claimants)| self.losers(key, claimants.list()))
     }
 
     fn losers<'a>(&'a self, key: &'a FrontendKey, all: &'a [Claim]) -> Vec<(&'a FrontendKey, &'a Claim, &'a Claim)> {
-        // Two owners of one nodePort meet at the wildcard; once is enough to say so.
-        let repeated = all[0].kind == Kind::NodePort && !key.is_node_port_row();
+        // Two owners of one nodePort are reported once, at the wildcard row.
+        let repeated = all[0].kind == FrontendKind::NodePort && !key.is_node_port_row();
         if all.len() < 2 || repeated {
             return Vec::new();
         }
@@ -263,7 +278,7 @@ impl Claims {
         }
         let holders: Vec<&Claim> = self.chain(key).collect();
         let lost = all.iter().filter(|claim| !holders.iter().any(|holder| holder.service == claim.service));
-        let lost = lost.filter(|claim| !self.is_anothers(key, claim));
+        let lost = lost.filter(|claim| !self.is_of_earlier_cluster(key, claim));
         let before = |claim: &Claim| {
             let equal = holders.iter().find(|holder| holder.level() == claim.level());
             equal.or(holders.first()).copied()
@@ -271,14 +286,15 @@ impl Claims {
         lost.filter_map(|claim| Some((key, before(claim)?, claim))).collect()
     }
 
-    /// Rows at a node's address that stand before another service's nodePort there: whose they are, and the nodePort.
+    /// Frontends at a node's address that hide the nodePort of another service: the key, its holder and the hidden
+    /// claim.
     pub fn hidden_node_ports(
         &self,
         is_node: impl Fn(&Address) -> bool,
     ) -> impl Iterator<Item = (&FrontendKey, &Claim, &Claim)> {
         let exact = self.by_key.keys().filter(move |key| key.protocol.is_some() && is_node(&key.address));
         exact.filter_map(|key| {
-            let winner = self.chain(key).last().filter(|winner| winner.kind != Kind::NodePort)?;
+            let winner = self.chain(key).last().filter(|winner| winner.kind != FrontendKind::NodePort)?;
             let [_, wildcard] = key.fallbacks();
             let hidden = self.by_key.get(&wildcard)?.winner();
             (hidden.service != winner.service).then_some((key, winner, hidden))

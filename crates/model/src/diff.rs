@@ -1,77 +1,85 @@
-//! The one diff: from the plan's delta and the mirror to ops, for change, start and periodic check alike.
+//! The diff: turns the delta of the plan and the mirror of the tables into ops. The same code serves changes, the start
+//! and the periodic check.
 //!
-//! Order is everything: between any two writes a dial gets the old answer or the new one.
+//! The order of the writes guarantees that between any two writes a dial gets either the old or the new result:
 //!
-//! *Make*: names, policies with their buckets and members, backends, slots, sets: nothing of it is visible yet. *Show*:
-//! what takes over comes before what it takes over from goes. A miss falls from an exact row to a fallback (a NodePort's
-//! wildcard, "this ClusterIP is known"), and the wildcard speaks for the addresses in the node table; so exact rows come
-//! first and go last, and fallbacks are exchanged between the nodes that leave and those that come. *Empty*: in a chain
-//! of policies over a Service, the last member of a set goes only after whoever serves instead is there, above or below.
-//! *Sweep*: only what the mirror shows to be unreferenced after the frontends have really moved, so a write that failed
-//! never leaves a frontend that leads to something recycled.
+//! 1. Create: names, policies with their buckets and selected pods, backends, slots and sets. None of these is visible
+//!    yet.
+//! 2. Publish: a new row is written before the row that it replaces is deleted. A lookup falls back from an exact row
+//!    to a fallback row (the NodePort wildcard, or the all-ports row of a ClusterIP), and the wildcard applies to all
+//!    addresses in the node table. Exact rows are therefore written first and deleted last, and fallback rows change
+//!    between the deletion of old and the insertion of new nodes.
+//! 3. Empty: in a chain of policies over a Service, the last backend of a set is removed only after the set that serves
+//!    instead is ready.
+//! 4. Sweep: removes only what the mirror shows to be unreferenced after the frontends have changed, so a failed write
+//!    never leaves a frontend that refers to a recycled id.
 //!
-//! A write that fails stops what depends on it and nothing else; the service, the nodes or the leftovers are said to
-//! the caller, and the next round tries them again.
+//! A failed write stops what depends on it and nothing else. The caller learns which Services, nodes or obsolete rows
+//! are affected, and the next round tries them again.
 
-mod admit;
+mod capacity;
 mod empty;
+mod frontend;
 mod link;
-mod make;
 mod policy;
-mod show;
+mod set;
 mod sweep;
 
 use crate::address::Address;
-use crate::fact::Refusal;
 use crate::hash::HashMap;
-use crate::name::{Name, OwnerName, PortName, SetName};
+use crate::name::{Name, PortName, ServiceName, SetName};
 use crate::op::{MapError, Maps, Op};
 use crate::plan::ServicePlan;
 use crate::planner::Delta;
+use crate::refusal::{Refusal, RefusalReason};
 use crate::row::{SetId, Tier};
 use crate::table::Tables;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One grace period serves this many released ids.
+/// The number of quarantined ids at which a round starts with a grace period.
 const RECYCLE_AT: usize = 4096;
 
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct ReconcileOutcome {
     pub ops: usize,
-    /// To be tried again, with back-off (`Planner::retry`).
-    pub failed: BTreeMap<OwnerName, MapError>,
-    /// Node rows that could not be written.
+    /// To be tried again with back-off (`Planner::retry`).
+    pub failed: BTreeMap<ServiceName, MapError>,
+    /// Set if node rows could not be written.
     pub nodes_failed: Option<MapError>,
-    /// Rows that should be gone and are not yet: any later round takes them up, even one with an empty delta.
+    /// The number of obsolete rows that could not be deleted. Every later round tries again, even with an empty delta.
     pub leftover: usize,
-    /// No set holds these any more.
+    /// Backends that no set contains any more.
     pub retired: Vec<(PortName, Address, u16)>,
 }
 
-impl Outcome {
+impl ReconcileOutcome {
     pub fn is_clean(&self) -> bool {
         self.failed.is_empty() && self.nodes_failed.is_none() && self.leftover == 0
     }
 
     pub fn refusals(&self) -> Vec<Refusal> {
-        let refusal = |(name, error): (&OwnerName, &MapError)| Refusal {
-            subject: if name.policy_kind().is_some() { name.to_string() } else { format!("Service {name}") },
-            reason: if matches!(error, MapError::Full(_)) { "tableFull" } else { "writeFailed" },
+        let refusal = |(name, error): (&ServiceName, &MapError)| Refusal {
+            subject: name.into(),
+            reason: if matches!(error, MapError::Full(_)) {
+                RefusalReason::TableFull
+            } else {
+                RefusalReason::WriteFailed
+            },
             message: match error {
                 MapError::Full(what) => {
                     let option = size_option(what);
                     format!(
-                        "the {what} table is full: what was programmed before keeps serving; raise {option} and restart"
+                        "the {what} table is full: the previous state stays in effect; increase {option} and restart"
                     )
                 }
-                MapError::Failed(why) => format!("{why}: what was programmed before keeps serving; it is tried again"),
+                MapError::Failed(why) => format!("{why}: the previous state stays in effect; the write is tried again"),
             },
         };
         self.failed.iter().map(refusal).collect()
     }
 }
 
-/// What makes this table bigger.
+/// The option that increases the size of a table.
 fn size_option(table: &str) -> &'static str {
     match table {
         "frontend" => "--max-frontends (or --max-services)",
@@ -81,94 +89,101 @@ fn size_option(table: &str) -> &'static str {
     }
 }
 
-/// Whose rows the delta is the whole plan of: those that it does not name go.
+/// Which rows the delta describes completely. Rows in this scope that the delta does not contain are deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Whole {
-    /// Nobody's: it says what changed.
+pub enum SyncScope {
+    /// None: the delta contains changes only.
     #[default]
-    Nothing,
-    /// These clusters'. Rows of others stay as they are, also those of clusters that nobody knows.
+    Changes,
+    /// The rows of these clusters. Rows of other and of unknown clusters stay.
     Clusters(BTreeSet<Name>),
-    Everything,
+    All,
 }
 
-impl From<bool> for Whole {
-    fn from(full: bool) -> Whole {
-        if full { Whole::Everything } else { Whole::Nothing }
+impl From<bool> for SyncScope {
+    fn from(full: bool) -> SyncScope {
+        if full { SyncScope::All } else { SyncScope::Changes }
     }
 }
 
-/// Brings the maps to the plan.
-pub fn reconcile<M: Maps>(tables: &mut Tables, maps: &mut M, delta: &Delta, whole: impl Into<Whole>) -> Outcome {
-    let whole = whole.into();
-    let mut work = Work::new(tables, maps, delta);
-    work.tables.held.try_again(delta.services.iter().map(|(name, _)| name), delta.nodes.is_some());
-    if work.tables.quarantined() > RECYCLE_AT {
-        let _ = work.tables.recycle(work.maps);
+/// Writes the delta to the maps.
+pub fn reconcile<M: Maps>(
+    tables: &mut Tables,
+    maps: &mut M,
+    delta: &Delta,
+    scope: impl Into<SyncScope>,
+) -> ReconcileOutcome {
+    let scope = scope.into();
+    let mut reconciler = Reconciler::new(tables, maps, delta);
+    reconciler.tables.pending.retry(delta.services.iter().map(|(name, _)| name), delta.nodes.is_some());
+    if reconciler.tables.quarantined() > RECYCLE_AT {
+        let _ = reconciler.tables.recycle(reconciler.maps);
     }
-    if whole != Whole::Nothing {
-        work.touch_all();
+    if scope != SyncScope::Changes {
+        reconciler.queue_all();
     }
-    work.withdraw(delta);
-    for (name, plan) in in_order(delta) {
-        work.make(name, plan);
+    reconciler.delete_node_ports_first(delta);
+    for (name, plan) in in_link_order(delta) {
+        reconciler.write_plan(name, plan);
     }
-    work.mark_unclaimed(delta, &whole);
-    work.empty_unlinked();
-    work.admit(delta);
-    work.put_frontends(delta, Tier::Exact);
-    work.delete_nodes(delta);
-    work.delete_frontends(Tier::Fallback);
-    work.change_late();
-    work.put_frontends(delta, Tier::Fallback);
-    work.put_nodes(delta);
-    work.delete_frontends(Tier::Exact);
-    work.hold_links(delta);
-    work.empty_redirects();
-    work.sweep(delta);
-    work.tables.settle();
-    work.outcome.leftover = work.tables.touched.len();
-    work.outcome
+    reconciler.mark_unclaimed(delta, &scope);
+    reconciler.empty_unlinked();
+    reconciler.reserve_frontends(delta);
+    reconciler.put_frontends(delta, Tier::Exact);
+    reconciler.delete_nodes(delta);
+    reconciler.delete_frontends(Tier::Fallback);
+    reconciler.write_late_headers();
+    reconciler.put_frontends(delta, Tier::Fallback);
+    reconciler.put_nodes(delta);
+    reconciler.delete_frontends(Tier::Exact);
+    reconciler.keep_links_of_failed(delta);
+    reconciler.empty_redirects();
+    reconciler.sweep(delta);
+    reconciler.tables.end_round();
+    reconciler.outcome.leftover = reconciler.tables.sweep_queue.len();
+    reconciler.outcome
 }
 
-/// What others link to first.
-fn in_order(delta: &Delta) -> Vec<(&OwnerName, &ServicePlan)> {
+/// Services first, then the policies that link to them.
+fn in_link_order(delta: &Delta) -> Vec<(&ServiceName, &ServicePlan)> {
     let mut plans: Vec<_> = delta.services.iter().filter_map(|(name, plan)| Some((name, plan.as_ref()?))).collect();
-    plans.sort_by_key(|(name, _)| policy::rank(name));
+    plans.sort_by_key(|(name, _)| policy::chain_position(name));
     plans
 }
 
-struct Work<'a, M> {
+struct Reconciler<'a, M> {
     tables: &'a mut Tables,
     maps: &'a mut M,
     delta: &'a Delta,
-    outcome: Outcome,
-    /// Headers that also say what NodePorts at other nodes' addresses get: after the rows of those nodes.
-    late: Vec<(OwnerName, Op)>,
-    /// Policies' sets that will lead on to where nobody is: after everybody who may come there is served above.
-    links: Vec<(OwnerName, SetId, SetId)>,
-    /// Sets whose last member goes.
-    empties: Vec<(OwnerName, SetId)>,
-    /// What policies' sets lead on to, by the delta.
+    outcome: ReconcileOutcome,
+    /// Headers that also decide what NodePorts at other nodes' addresses get. They are written after the rows of those
+    /// nodes.
+    late_headers: Vec<(ServiceName, Op)>,
+    /// Links of policies to sets without backends: the policy, its set and the next set. They are written after the
+    /// sets above have their backends.
+    late_links: Vec<(ServiceName, SetId, SetId)>,
+    /// Sets whose last backend is to be removed.
+    sets_to_empty: Vec<(ServiceName, SetId)>,
+    /// The next set of each policy set, from the delta.
     next_of: HashMap<&'a SetName, &'a SetName>,
-    /// No room for their new frontends.
-    crowded_out: BTreeSet<OwnerName>,
+    /// Services for whose new frontends the table has no room.
+    over_capacity: BTreeSet<ServiceName>,
 }
 
-impl<'a, M: Maps> Work<'a, M> {
-    fn new(tables: &'a mut Tables, maps: &'a mut M, delta: &'a Delta) -> Work<'a, M> {
+impl<'a, M: Maps> Reconciler<'a, M> {
+    fn new(tables: &'a mut Tables, maps: &'a mut M, delta: &'a Delta) -> Reconciler<'a, M> {
         let plans = delta.services.iter().filter_map(|(_, plan)| plan.as_ref());
         let next_of = plans.flat_map(|plan| &plan.sets).filter_map(|set| Some((&set.name, set.next.as_ref()?)));
-        Work {
+        Reconciler {
             tables,
             maps,
             delta,
-            outcome: Outcome::default(),
-            late: Vec::new(),
-            links: Vec::new(),
-            empties: Vec::new(),
+            outcome: ReconcileOutcome::default(),
+            late_headers: Vec::new(),
+            late_links: Vec::new(),
+            sets_to_empty: Vec::new(),
             next_of: next_of.collect(),
-            crowded_out: BTreeSet::new(),
+            over_capacity: BTreeSet::new(),
         }
     }
 
@@ -179,13 +194,13 @@ impl<'a, M: Maps> Work<'a, M> {
         Ok(())
     }
 
-    fn fail(&mut self, name: &OwnerName, error: MapError) {
-        self.tables.held.services.entry(name.clone()).or_insert_with(|| error.clone());
+    fn fail(&mut self, name: &ServiceName, error: MapError) {
+        self.tables.pending.services.entry(name.clone()).or_insert_with(|| error.clone());
         self.outcome.failed.entry(name.clone()).or_insert(error);
     }
 
     fn fail_nodes(&mut self, error: MapError) {
-        self.tables.held.nodes = Some(error.clone());
+        self.tables.pending.nodes = Some(error.clone());
         self.outcome.nodes_failed = Some(error);
     }
 }

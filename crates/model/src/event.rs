@@ -1,11 +1,11 @@
-//! An event: a verdict that the kernel half reported, in our types.
+//! Events: verdicts that the BPF programs reported.
 
 use crate::address::Address;
 use crate::name::Protocol;
-use crate::row::{Kind, Rule};
-use serde::Serialize;
+use crate::row::{FrontendKind, Rule};
+use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Action {
     Untouched,
@@ -13,34 +13,34 @@ pub enum Action {
     Refused,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Reason {
     None,
-    /// No endpoint anywhere.
+    /// The service has no endpoint at all.
     NoEndpoint,
     /// Endpoints exist, but none in the set that this dial may use.
     NoLocal,
-    /// The ClusterIP is known, the port is not.
+    /// The address is a ClusterIP that has no such port.
     NoPort,
     SourceDenied,
     SourceUnknown,
-    /// The socket's record could not be stored.
+    /// The record of the socket could not be stored.
     Record,
-    /// Over the policy's limit, and no set is below.
+    /// The dial exceeded the policy's limit, and no set follows in the chain.
     Limited,
-    /// A pod that the policy selects dialled it, and no set is below.
+    /// A pod that the policy selects dialled the policy's frontend, and no set follows in the chain.
     SelfDial,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Hook {
     Connect,
     Send,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {
     /// Nanoseconds since the epoch.
@@ -55,13 +55,13 @@ pub struct Event {
     pub dialled: Address,
     pub dialled_port: u16,
     pub chosen: Option<(Address, u16)>,
-    pub kind: Option<Kind>,
+    pub kind: Option<FrontendKind>,
     pub rule: Option<Rule>,
     pub action: Action,
     pub reason: Reason,
     pub affinity: bool,
-    /// Owner of the set whose limit sent it further down, or off; 0: of none.
+    /// The owner of the set whose limit the dial exceeded. 0 means no limit was exceeded.
     pub limited: u32,
-    /// The view in which it was dialled; 0: everybody's.
+    /// The view in which the address was dialled. 0 is the default view.
     pub view: u32,
 }

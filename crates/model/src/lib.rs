@@ -1,17 +1,21 @@
-//! The pure core: what the cluster says (facts), which endpoints a dial may reach (select), what this node should
-//! therefore program (plan), the rows that say so to the kernel (row, table, diff), and a resolver over those rows that
-//! decides as the kernel half does (resolve). No IO, no clock, no kernel: values in, values out.
+//! The pure core of Beeline: the cluster's objects (`object`, `change`), which endpoints a dial may reach (`select`),
+//! what this node should therefore program (`plan`, `planner`), the rows that program it (`row`, `table`, `diff`), and
+//! a resolver over those rows that decides exactly as the BPF programs do (`resolve`). No I/O, no clock and no kernel:
+//! every function takes values and returns values.
 #![forbid(unsafe_code)]
 
 pub mod address;
 pub mod bucket;
-pub mod by_id;
+pub mod change;
 pub mod claim;
+pub mod cluster;
 pub mod diff;
 pub mod event;
-pub mod fact;
 pub mod hash;
+pub mod id_map;
 pub mod name;
+pub mod node_port;
+pub mod object;
 pub mod op;
 pub mod plan;
 pub mod planner;
@@ -19,15 +23,15 @@ pub mod policy;
 pub mod publish;
 pub mod range;
 pub mod reach;
-pub mod report;
+pub mod refusal;
 pub mod resolve;
+pub mod rollout;
 pub mod row;
 pub mod rules;
 pub mod select;
 pub mod selector;
-pub mod stand;
 pub mod table;
 pub mod virtual_address;
 
 pub use address::{Address, Family};
-pub use name::{Audience, Name, OwnerName, PortName, Protocol, SetName, SetRole};
+pub use name::{Audience, Name, PortName, Protocol, ServiceName, SetName, SetRole};

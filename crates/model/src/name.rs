@@ -1,5 +1,5 @@
-//! Names: what a thing is called, everywhere (facts, plan, tables, metrics, CLI). Shared, so that a hundred thousand
-//! services do not hold the same words many times.
+//! Names of services, policies, service ports and sets. Names are shared pointers, so that 100,000 services do not hold
+//! many copies of the same words.
 
 use crate::address::Family;
 use crate::policy::{PolicyKind, PolicyName};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub type Name = Arc<str>;
 
-/// The cluster of a source that names none.
+/// The name of a cluster whose source is configured without a name.
 pub const LOCAL_CLUSTER: &str = "local";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ impl Protocol {
         [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number)
     }
 
-    /// Whether a socket hook can see it; SCTP is the packet path's.
+    /// Whether a socket hook can resolve the protocol. SCTP cannot be resolved at the socket.
     pub fn has_hook(self) -> bool {
         self != Protocol::Sctp
     }
@@ -54,60 +54,60 @@ impl fmt::Display for Protocol {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is not a protocol: TCP, UDP or SCTP")]
-pub struct BadProtocol(pub String);
+pub struct ParseProtocolError(pub String);
 
 impl FromStr for Protocol {
-    type Err = BadProtocol;
+    type Err = ParseProtocolError;
 
-    fn from_str(text: &str) -> Result<Protocol, BadProtocol> {
+    fn from_str(text: &str) -> Result<Protocol, ParseProtocolError> {
         match text.to_ascii_uppercase().as_str() {
             "TCP" => Ok(Protocol::Tcp),
             "UDP" => Ok(Protocol::Udp),
             "SCTP" => Ok(Protocol::Sctp),
-            _ => Err(BadProtocol(text.to_owned())),
+            _ => Err(ParseProtocolError(text.to_owned())),
         }
     }
 }
 
-/// Who claims addresses and owns sets: a Service, or a policy that goes before one; with cluster, namespace and name. One
-/// pointer: clones are cheap. Everything is found by it, so it knows its hash, and two of them are mostly told apart or
-/// found equal by one look.
+/// The cluster, namespace and name of a Service, or of a policy that takes precedence over one: the owner of frontends
+/// and sets. A clone copies one pointer. Because most lookups use this key, its hash is computed once, and comparing
+/// two names usually compares only pointers or hashes.
 #[derive(Clone)]
-pub struct OwnerName(Arc<FullName>);
+pub struct ServiceName(Arc<FullName>);
 
 struct FullName {
     hash: u64,
-    /// `None`: a Service.
+    /// `None` for a Service.
     policy: Option<PolicyKind>,
-    /// The three after each other.
+    /// Cluster, namespace and name, concatenated.
     text: Box<str>,
-    /// Where the first and the second end.
+    /// The end of the cluster and the end of the namespace in `text`.
     ends: [u32; 2],
 }
 
-impl OwnerName {
-    /// Of a Service.
-    pub fn new(cluster: &str, namespace: &str, name: &str) -> OwnerName {
-        OwnerName::of(None, cluster, namespace, name)
+impl ServiceName {
+    /// The name of a Service.
+    pub fn new(cluster: &str, namespace: &str, name: &str) -> ServiceName {
+        ServiceName::of(None, cluster, namespace, name)
     }
 
-    pub fn of_policy(policy: &PolicyName) -> OwnerName {
-        OwnerName::of(Some(policy.kind), &policy.cluster, &policy.namespace, &policy.name)
+    pub fn of_policy(policy: &PolicyName) -> ServiceName {
+        ServiceName::of(Some(policy.kind), &policy.cluster, &policy.namespace, &policy.name)
     }
 
-    fn of(policy: Option<PolicyKind>, cluster: &str, namespace: &str, name: &str) -> OwnerName {
+    fn of(policy: Option<PolicyKind>, cluster: &str, namespace: &str, name: &str) -> ServiceName {
         let text: Box<str> = [cluster, namespace, name].concat().into();
         let ends = [cluster.len() as u32, (cluster.len() + namespace.len()) as u32];
         let mut hasher = DefaultHasher::new();
         (policy, cluster, namespace, name).hash(&mut hasher);
-        OwnerName(Arc::new(FullName { hash: hasher.finish(), policy, text, ends }))
+        ServiceName(Arc::new(FullName { hash: hasher.finish(), policy, text, ends }))
     }
 
-    pub fn local(namespace: &str, name: &str) -> OwnerName {
-        OwnerName::new(LOCAL_CLUSTER, namespace, name)
+    pub fn local(namespace: &str, name: &str) -> ServiceName {
+        ServiceName::new(LOCAL_CLUSTER, namespace, name)
     }
 
-    /// `None`: it is a Service.
+    /// `None` for a Service.
     pub fn policy_kind(&self) -> Option<PolicyKind> {
         self.0.policy
     }
@@ -117,17 +117,17 @@ impl OwnerName {
         self.0.policy.map(|kind| PolicyName { kind, cluster, namespace, name })
     }
 
-    /// As a policy's number is kept in the kernel's name table, beside the texts of its ports.
+    /// The text form in the kernel's name table.
     pub fn to_text(&self) -> String {
         let kind = self.policy_kind().map_or_else(String::new, |kind| format!("{kind}/"));
         format!("{kind}{}/{}/{}", self.cluster(), self.namespace(), self.name())
     }
 
-    /// Of a policy.
-    pub fn policy_from_text(text: &str) -> Option<OwnerName> {
+    /// Parses the text form of a policy's name.
+    pub fn policy_from_text(text: &str) -> Option<ServiceName> {
         let parts: Vec<&str> = text.split('/').collect();
         let [kind, cluster, namespace, name] = *parts else { return None };
-        Some(OwnerName::of(Some(PolicyKind::from_text(kind)?), cluster, namespace, name))
+        Some(ServiceName::of(Some(PolicyKind::from_text(kind)?), cluster, namespace, name))
     }
 
     pub fn cluster(&self) -> &str {
@@ -142,30 +142,31 @@ impl OwnerName {
         &self.0.text[self.0.ends[1] as usize..]
     }
 
-    /// As refusals name it.
+    /// The name as refusals and messages show it.
     pub fn subject(&self) -> String {
         if self.0.policy.is_some() { self.to_string() } else { format!("Service {self}") }
     }
 
-    /// For comparing: bytes stand in the order of their text, and need no look at where characters end.
+    /// The parts as bytes, for comparing: bytes sort as their text does, and slicing them needs no check of character
+    /// boundaries.
     fn parts(&self) -> [&[u8]; 3] {
         let (text, [first, second]) = (self.0.text.as_bytes(), self.0.ends.map(|end| end as usize));
         [&text[..first], &text[first..second], &text[second..]]
     }
 }
 
-impl PartialEq for OwnerName {
-    fn eq(&self, other: &OwnerName) -> bool {
+impl PartialEq for ServiceName {
+    fn eq(&self, other: &ServiceName) -> bool {
         let (a, b) = (&*self.0, &*other.0);
         Arc::ptr_eq(&self.0, &other.0)
             || a.hash == b.hash && a.policy == b.policy && a.ends == b.ends && a.text == b.text
     }
 }
 
-impl Eq for OwnerName {}
+impl Eq for ServiceName {}
 
-impl Ord for OwnerName {
-    fn cmp(&self, other: &OwnerName) -> Ordering {
+impl Ord for ServiceName {
+    fn cmp(&self, other: &ServiceName) -> Ordering {
         if Arc::ptr_eq(&self.0, &other.0) {
             return Ordering::Equal;
         }
@@ -173,19 +174,19 @@ impl Ord for OwnerName {
     }
 }
 
-impl PartialOrd for OwnerName {
-    fn partial_cmp(&self, other: &OwnerName) -> Option<Ordering> {
+impl PartialOrd for ServiceName {
+    fn partial_cmp(&self, other: &ServiceName) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Hash for OwnerName {
+impl Hash for ServiceName {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.0.hash);
     }
 }
 
-impl fmt::Display for OwnerName {
+impl fmt::Display for ServiceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(kind) = self.0.policy {
             write!(f, "{kind} ")?;
@@ -197,13 +198,13 @@ impl fmt::Display for OwnerName {
     }
 }
 
-impl fmt::Debug for OwnerName {
+impl fmt::Debug for ServiceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl Serialize for OwnerName {
+impl Serialize for ServiceName {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.collect_str(self)
     }
@@ -211,48 +212,48 @@ impl Serialize for OwnerName {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is not the name of a Service or policy: [KIND ][CLUSTER:]NAMESPACE/NAME")]
-pub struct BadOwnerName(pub String);
+pub struct ParseServiceNameError(pub String);
 
-impl FromStr for OwnerName {
-    type Err = BadOwnerName;
+impl FromStr for ServiceName {
+    type Err = ParseServiceNameError;
 
-    /// As it is shown.
-    fn from_str(text: &str) -> Result<OwnerName, BadOwnerName> {
-        let bad = || BadOwnerName(text.to_owned());
+    /// Parses the displayed form.
+    fn from_str(text: &str) -> Result<ServiceName, ParseServiceNameError> {
+        let bad = || ParseServiceNameError(text.to_owned());
         let (kind, rest) = match text.split_once(' ') {
             Some((kind, rest)) => (Some(PolicyKind::from_text(kind).ok_or_else(bad)?), rest),
             None => (None, text),
         };
         let (cluster, rest) = rest.split_once(':').unwrap_or((LOCAL_CLUSTER, rest));
         let (namespace, name) = rest.split_once('/').ok_or_else(bad)?;
-        Ok(OwnerName::of(kind, cluster, namespace, name))
+        Ok(ServiceName::of(kind, cluster, namespace, name))
     }
 }
 
-impl<'de> Deserialize<'de> for OwnerName {
-    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<OwnerName, D::Error> {
+impl<'de> Deserialize<'de> for ServiceName {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<ServiceName, D::Error> {
         String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
-/// A service port: TCP, UDP and SCTP on one number are three of them.
+/// A service port. TCP, UDP and SCTP ports of one number are three service ports.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName {
-    pub service: OwnerName,
+    pub service: ServiceName,
     pub port: Name,
     pub protocol: Protocol,
-    /// Of a policy: a mark of what it matches (0 of a Service). A policy that turns to another Service or address gets sets
-    /// of its own for it: who dials the old one meets the old backends until its frontends are gone, never the new ones.
+    /// For a policy, a hash of what it matches; 0 for a Service. A policy that changes to another Service or address
+    /// gets new sets, so that dials to the old address use the old backends until the old frontends are deleted.
     pub matched: u32,
 }
 
 impl PortName {
-    pub fn new(service: OwnerName, port: Name, protocol: Protocol) -> PortName {
+    pub fn new(service: ServiceName, port: Name, protocol: Protocol) -> PortName {
         PortName { service, port, protocol, matched: 0 }
     }
 
-    /// As kept in the kernel's name table; `/` occurs in none of the parts. A policy's kind stands before them, the mark of
-    /// what it matches after them.
+    /// The text form in the kernel's name table. No part contains `/`. For a policy the kind comes first and `matched`
+    /// last.
     pub fn to_text(&self) -> String {
         let text = format!("{}/{}/{}", self.service.to_text(), self.port, self.protocol);
         if self.service.policy_kind().is_some() { format!("{text}/{:x}", self.matched) } else { text }
@@ -267,7 +268,7 @@ impl PortName {
             _ => (None, &parts[..], 0),
         };
         let [cluster, namespace, name, port, protocol] = *parts else { return None };
-        let service = OwnerName::of(policy, cluster, namespace, name);
+        let service = ServiceName::of(policy, cluster, namespace, name);
         Some(PortName { matched, ..PortName::new(service, port.into(), protocol.parse().ok()?) })
     }
 }
@@ -293,23 +294,25 @@ impl Serialize for PortName {
     }
 }
 
-/// Which of a service port's endpoints a set holds.
+/// Which endpoints of a service port a set contains.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetRole {
     Cluster,
-    /// On this node.
+    /// Endpoints on this node.
     Local,
-    /// On another node, by its name: what that node's own NodePort would serve under external Local.
+    /// Endpoints on another node: the set that the NodePort of that node serves under externalTrafficPolicy Local.
     Node(Name),
 }
 
-/// Whom a set answers. Part of its name, so that a frontend turns from one to the other in one store.
+/// The dials that a set serves. The audience is part of the set's name, so that a frontend changes its audience with a
+/// single write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Audience {
     Everyone,
-    /// Diallers inside loadBalancerSourceRanges.
+    /// Clients inside loadBalancerSourceRanges.
     Sources,
-    /// As a NodePort, dials to this node's own addresses: another node's stand for that node's set (external Local).
+    /// For NodePorts, dials to this node's own addresses. Under externalTrafficPolicy Local the addresses of another
+    /// node lead to the set of that node.
     OwnNode,
 }
 
@@ -349,24 +352,24 @@ mod tests {
 
     #[test]
     fn services_are_ordered_by_their_parts() {
-        let [a, b] = [OwnerName::local("a", "x"), OwnerName::local("a-b", "x")];
-        assert!(a < b && a != b && a == OwnerName::local("a", "x"));
-        assert_ne!(OwnerName::local("a", "bc"), OwnerName::local("ab", "c"));
+        let [a, b] = [ServiceName::local("a", "x"), ServiceName::local("a-b", "x")];
+        assert!(a < b && a != b && a == ServiceName::local("a", "x"));
+        assert_ne!(ServiceName::local("a", "bc"), ServiceName::local("ab", "c"));
         assert_eq!((b.cluster(), b.namespace(), b.name()), (LOCAL_CLUSTER, "a-b", "x"));
-        let elsewhere = OwnerName::new("shop", "a", "x");
+        let elsewhere = ServiceName::new("shop", "a", "x");
         assert_eq!((elsewhere.to_string().parse(), a.to_string().parse()), (Ok(elsewhere), Ok(a)));
-        assert!(["x", "Nobody a/x"].iter().all(|bad| bad.parse::<OwnerName>().is_err()));
+        assert!(["x", "Unknown a/x"].iter().all(|bad| bad.parse::<ServiceName>().is_err()));
     }
 
     #[test]
-    fn a_policy_is_no_service_of_the_same_name() {
+    fn a_policy_and_a_service_of_the_same_name_differ() {
         let [cluster, namespace, name]: [Name; 3] = [LOCAL_CLUSTER.into(), "a".into(), "x".into()];
         let policy = PolicyName { kind: PolicyKind::Balancing, cluster, namespace, name };
-        let owner = OwnerName::of_policy(&policy);
-        assert_ne!(owner, OwnerName::local("a", "x"));
+        let owner = ServiceName::of_policy(&policy);
+        assert_ne!(owner, ServiceName::local("a", "x"));
         assert_eq!(owner.policy(), Some(policy));
-        assert_eq!(OwnerName::policy_from_text(&owner.to_text()), Some(owner.clone()));
-        assert_eq!(PortName::from_text(&owner.to_text()), None, "its ports are other rows");
+        assert_eq!(ServiceName::policy_from_text(&owner.to_text()), Some(owner.clone()));
+        assert_eq!(PortName::from_text(&owner.to_text()), None, "a policy name is not a port name");
         assert_eq!(owner.to_string().parse(), Ok(owner.clone()));
         let port = PortName { matched: 0xbee, ..PortName::new(owner, "dns".into(), Protocol::Udp) };
         assert_eq!(port.to_text(), "BalancingPolicy/local/a/x/dns/UDP/bee");

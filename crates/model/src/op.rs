@@ -1,6 +1,8 @@
-//! Ops: one write each, and the trait behind which they land: the kernel's maps, a map in memory, or one that fails.
+//! Ops (single writes) and the trait that applies them: implemented by the BPF maps, by maps in memory, and by maps
+//! that fail on purpose in tests.
 //!
-//! An op is idempotent and says the new content, never a difference. The order of ops is what keeps readers whole.
+//! An op is idempotent and contains the new value, never a difference. The order of ops guarantees that readers always
+//! see a consistent state.
 
 use crate::address::{Address, Family};
 use crate::name::Protocol;
@@ -11,24 +13,24 @@ use ipnet::IpNet;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     Name(OwnerId, Option<NameRow>),
-    /// A fresh owner starts to count at zero.
+    /// Resets the counters of a new owner.
     ZeroCounters(OwnerId),
-    /// A fresh policy starts with a full bucket; nothing else ever fills it but time.
+    /// Fills the bucket of a new policy. After that, only time fills it.
     FillBucket(PolicyId),
     Bucket(PolicyId, Option<Limit>),
-    /// Whether the policy selects the pod of this cgroup.
+    /// Whether the policy selects the pod with this cgroup id.
     Member(PolicyId, u64, bool),
-    /// A fresh backend row, not yet pointed at; also zeroes its picks.
+    /// Writes a new backend row that nothing refers to yet, and resets its counter.
     Backend(BackendId, BackendRow),
-    State(BackendId, State),
-    /// Ids into a fresh range, not yet pointed at.
+    State(BackendId, BackendState),
+    /// Writes backend ids to a new range that nothing refers to yet.
     Slots(u32, Box<[BackendId]>),
-    /// A fresh set row, not yet pointed at.
+    /// Writes a new set row that nothing refers to yet.
     Set(SetId, Box<SetRow>),
-    /// One id of a live set, at this index of this base.
+    /// Writes one backend id of a live set, at an index of the given base.
     Slot(SetId, Base, u16, BackendId),
-    Span(SetId, Span),
-    Header(SetId, Header),
+    Span(SetId, SlotSpan),
+    Header(SetId, SetHeader),
     Port(Protocol, u16, PortBits),
     Range(Family, usize, u64),
     Node(Address, Option<NodeRow>),
@@ -47,7 +49,8 @@ pub enum MapError {
 pub trait Maps {
     fn write(&mut self, op: &Op) -> Result<(), MapError>;
 
-    /// Writes in order until one fails; returns how many were written. May batch neighbours of a kind.
+    /// Writes in order until one op fails. Returns the number of ops written. An implementation may batch consecutive
+    /// ops of one kind.
     fn write_all(&mut self, ops: &[Op]) -> (usize, Option<MapError>) {
         for (i, op) in ops.iter().enumerate() {
             if let Err(e) = self.write(op) {
@@ -59,8 +62,8 @@ pub trait Maps {
 
     fn dump(&self) -> Result<Rows, MapError>;
 
-    /// Returns once every dial that was under way has ended.
-    fn grace(&mut self) -> Result<(), MapError>;
+    /// Returns when every dial that was in progress has ended.
+    fn wait_grace_period(&mut self) -> Result<(), MapError>;
 
     fn sizes(&self) -> Sizes;
 }
@@ -76,7 +79,8 @@ impl Rows {
             Op::Member(policy, cgroup, true) => drop(self.selected.insert((*policy, *cgroup))),
             Op::Member(policy, cgroup, false) => drop(self.selected.remove(&(*policy, *cgroup))),
             Op::Backend(id, row) => drop(self.backends.insert(*id, *row)),
-            // Out of use: only records may still name it, and they compare the generation.
+            // A backend without roles is out of use. Only socket records may still refer to it, and they compare the
+            // generation.
             Op::State(id, state) if state.roles == 0 => drop(self.backends.remove(*id)),
             Op::State(id, state) => {
                 if let Some(row) = self.backends.get_mut(*id) {
@@ -131,20 +135,20 @@ impl Rows {
     }
 }
 
-/// The tables in memory: for tests, `plan` and `explain`.
+/// Tables in memory, for tests, `plan` and `explain`.
 #[derive(Clone, Debug)]
-pub struct Memory {
+pub struct MemoryMaps {
     pub rows: Rows,
     pub sizes: Sizes,
 }
 
-impl Memory {
-    pub fn new(sizes: Sizes) -> Memory {
-        Memory { rows: Rows::default(), sizes }
+impl MemoryMaps {
+    pub fn new(sizes: Sizes) -> MemoryMaps {
+        MemoryMaps { rows: Rows::default(), sizes }
     }
 }
 
-impl Maps for Memory {
+impl Maps for MemoryMaps {
     fn write(&mut self, op: &Op) -> Result<(), MapError> {
         if let Op::Frontend(key, Some(_)) = op
             && self.rows.frontends.len() >= self.sizes.frontends as usize
@@ -166,7 +170,7 @@ impl Maps for Memory {
         Ok(self.rows.clone())
     }
 
-    fn grace(&mut self) -> Result<(), MapError> {
+    fn wait_grace_period(&mut self) -> Result<(), MapError> {
         Ok(())
     }
 
@@ -175,25 +179,25 @@ impl Maps for Memory {
     }
 }
 
-/// Another map that fails when told to: at the k-th write, or by a coin.
-pub struct Faulty<M> {
+/// Wraps other maps and fails selected writes. For tests.
+pub struct FaultyMaps<M> {
     pub inner: M,
-    /// Asked before each write with its number: true fails it.
+    /// Called before each write with its number. Returning true fails the write.
     pub fails: Box<dyn FnMut(u64) -> bool + Send>,
     pub writes: u64,
 }
 
-impl<M: Maps> Faulty<M> {
-    pub fn new(inner: M, fails: impl FnMut(u64) -> bool + Send + 'static) -> Faulty<M> {
-        Faulty { inner, fails: Box::new(fails), writes: 0 }
+impl<M: Maps> FaultyMaps<M> {
+    pub fn new(inner: M, fails: impl FnMut(u64) -> bool + Send + 'static) -> FaultyMaps<M> {
+        FaultyMaps { inner, fails: Box::new(fails), writes: 0 }
     }
 }
 
-impl<M: Maps> Maps for Faulty<M> {
+impl<M: Maps> Maps for FaultyMaps<M> {
     fn write(&mut self, op: &Op) -> Result<(), MapError> {
         self.writes += 1;
         if (self.fails)(self.writes) {
-            return Err(MapError::Failed(format!("write {} was made to fail", self.writes)));
+            return Err(MapError::Failed(format!("write {} was made to fail by the test", self.writes)));
         }
         self.inner.write(op)
     }
@@ -202,8 +206,8 @@ impl<M: Maps> Maps for Faulty<M> {
         self.inner.dump()
     }
 
-    fn grace(&mut self) -> Result<(), MapError> {
-        self.inner.grace()
+    fn wait_grace_period(&mut self) -> Result<(), MapError> {
+        self.inner.wait_grace_period()
     }
 
     fn sizes(&self) -> Sizes {

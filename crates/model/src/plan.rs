@@ -1,24 +1,28 @@
-//! What one Service should become on this node: frontends that it claims and sets that they lead to. Pure, no ids.
+//! The plan of one Service on this host: the frontends that it claims and the sets that they lead to. Pure functions,
+//! without ids.
 
-pub mod away;
-mod pair;
 pub mod policy;
+mod port_pair;
+pub mod remote;
 pub(crate) mod target;
 mod weight;
 
+pub use port_pair::{PortPair, PortPairs, pair_ports};
+
 use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};
-use crate::fact::{Endpoint, Node, Policy, Refusal, Service, ServicePort, Slice};
+use crate::cluster::order::{ClusterContext, RangeConflict};
+use crate::cluster::path::{self, EndpointPath};
+use crate::cluster::view::OtherCluster;
 use crate::hash::HashMap;
 use crate::name::{Audience, Name, PortName, SetName, SetRole};
+use crate::object::{Endpoint, Node, Service, ServicePort, Slice, TrafficPolicy};
 use crate::policy::Limit;
 use crate::reach::Reach;
-use crate::row::{FrontendKey, Kind, MAX_SLOTS, Rule, WhenEmpty};
+use crate::refusal::{Refusal, RefusalReason};
+use crate::row::{FrontendKey, FrontendKind, MAX_SLOTS, Rule, WhenEmpty};
 use crate::rules::{ExternalIps, LocalPolicy, Rules};
-use crate::select::{Candidate, Place, Selection, select};
-use crate::stand::order::{Bar, Outlook};
-use crate::stand::spread::Neighbour;
-use crate::stand::way::{self, Way};
+use crate::select::{Candidate, NodeLocation, Selection, select};
 use crate::virtual_address::is_reserved;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,38 +37,38 @@ pub struct BackendPlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetPlan {
     pub name: SetName,
-    /// Sorted; a weight is a number of equal entries.
+    /// Sorted. A weight is expressed by repeating an entry.
     pub backends: Vec<BackendPlan>,
     pub rule: Rule,
     pub affinity: u32,
     pub when_empty: WhenEmpty,
-    /// Some endpoint anywhere could serve.
-    pub any: bool,
+    /// Whether any endpoint anywhere could serve.
+    pub has_any_endpoint: bool,
     pub next: Option<SetName>,
-    /// `None`: a Service's own.
+    /// `None` for a set of a Service.
     pub policy: Option<SetPolicy>,
 }
 
-/// What a policy asks of its sets.
+/// What a policy requires of its sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetPolicy {
-    /// One bucket for all sets of the policy. Over it, a dial goes to the next set.
+    /// One bucket for all sets of the policy. A dial that exceeds the limit goes to the next set.
     pub limit: Option<Limit>,
-    /// A pod that the policy selects goes to the next set.
+    /// A dial from a pod that the policy selects goes to the next set.
     pub self_next: bool,
 }
 
 impl SetPolicy {
-    /// Whether a dial is asked anything at all.
-    pub fn asks(&self) -> bool {
+    /// Whether the kernel must check anything for the policy.
+    pub fn is_active(&self) -> bool {
         self.limit.is_some() || self.self_next
     }
 }
 
 impl SetPlan {
-    /// Where the set does not answer for other nodes' addresses, its row also says what those get.
+    /// The value in the set's row. A set that does not serve other nodes' addresses also says what dials to those get.
     pub fn header_when_empty(&self) -> WhenEmpty {
-        if self.name.audience == Audience::OwnNode && self.any { WhenEmpty::Fail } else { self.when_empty }
+        if self.name.audience == Audience::OwnNode && self.has_any_endpoint { WhenEmpty::Fail } else { self.when_empty }
     }
 }
 
@@ -74,26 +78,27 @@ pub struct ServicePlan {
     pub claims: Vec<(FrontendKey, Claim)>,
     pub sources: Vec<(PortName, IpNet)>,
     pub refusals: Vec<Refusal>,
-    /// Cgroup ids of the pods that a LocalRedirectPolicy selects: known to the kernel before they are in a set.
+    /// The cgroup ids of the pods that a LocalRedirectPolicy selects. The kernel must know them before the pods are in
+    /// a set.
     pub members: Vec<u64>,
-    /// Why some of its addresses are not programmed in the order of the configuration.
-    pub withheld: Option<Box<Bar>>,
+    /// Why some addresses are not programmed in view 0.
+    pub withheld: Option<Box<RangeConflict>>,
 }
 
 impl ServicePlan {
-    /// Sets to which no frontend leads, and no set above them, because another owns the address, are not programmed.
-    pub fn keep_used(&mut self, claims: &Claims) {
+    /// Removes the sets that no frontend and no set above leads to, because another claim holds the frontend.
+    pub fn retain_reachable_sets(&mut self, claims: &Claims) {
         if self.claims.iter().all(|(key, _)| claims.claimants(key).len() < 2) {
             return;
         }
-        let serves = |(key, claim): &&(FrontendKey, Claim)| claims.chain(key).any(|standing| standing == claim);
+        let serves = |(key, claim): &&(FrontendKey, Claim)| claims.chain(key).any(|holding| holding == claim);
         let used: BTreeSet<&SetName> = self.claims.iter().filter(serves).filter_map(|(_, c)| c.set.as_ref()).collect();
         self.sets.retain(|set| used.contains(&set.name));
         self.sources
             .retain(|(owner, _)| used.iter().any(|name| name.audience == Audience::Sources && name.owner == *owner));
     }
 
-    /// Nobody is in the policy's set, and its Service is left to a route: so is the dial.
+    /// Removes the frontends of a policy without backends if the policy's Service leaves them to a route.
     pub fn leave_to_network(&mut self, is_claimed: impl Fn(&FrontendKey) -> bool) {
         let idle: BTreeSet<&SetName> =
             self.sets.iter().filter(|set| set.backends.is_empty()).map(|set| &set.name).collect();
@@ -105,7 +110,7 @@ impl ServicePlan {
         self.sets.retain(|set| claims.iter().any(|(_, claim)| claim.set.as_ref() == Some(&set.name)));
     }
 
-    /// A policy's set leads on to whoever comes next at its frontend; it has no other.
+    /// Links each set of a policy to the next set in the chain of its frontend.
     pub fn link(&mut self, claims: &Claims) {
         let of_policy = self.sets.iter_mut().filter(|set| set.policy.is_some());
         let mut sets: HashMap<SetName, &mut SetPlan> = of_policy.map(|set| (set.name.clone(), set)).collect();
@@ -113,8 +118,9 @@ impl ServicePlan {
             return;
         }
         for (key, claim) in &self.claims {
-            let mut chain = claims.chain(key).skip_while(|standing| *standing != claim);
-            // Where it has no part, as in a view in which another cluster comes first, it leads nowhere.
+            let mut chain = claims.chain(key).skip_while(|holding| *holding != claim);
+            // The claim does not hold the key, for example in a view in which another cluster comes first. Such a key
+            // links nothing.
             let Some(_) = chain.next() else { continue };
             if let Some(set) = claim.set.as_ref().and_then(|name| sets.get_mut(name)) {
                 set.next = chain.next().and_then(|claim| claim.set.clone());
@@ -123,73 +129,80 @@ impl ServicePlan {
     }
 }
 
-/// What a plan needs to know of the nodes.
-pub struct Surroundings<'a> {
+/// What the plans of one cluster's Services and policies depend on.
+pub struct PlanContext<'a> {
     pub rules: &'a Rules,
-    pub place: Place,
-    /// Whose address is whose: an endpoint that names no node (`default/kubernetes`) stands where its address is.
+    pub location: NodeLocation,
+    /// The node of each known address. An endpoint that names no node (such as those of `default/kubernetes`) is on the
+    /// node that has its address.
     pub hosts: &'a BTreeMap<Address, Name>,
-    /// Other nodes, with the addresses at which their NodePorts answer.
+    /// The other nodes, with the addresses at which they serve NodePorts.
     pub others: &'a [(Name, Vec<Address>)],
-    pub outlook: &'a Outlook,
+    pub cluster: &'a ClusterContext,
     pub nodes: &'a BTreeMap<Name, Node>,
     pub reach: &'a Reach,
-    /// The other clusters.
-    pub neighbours: Vec<Neighbour<'a>>,
+    pub other_clusters: Vec<OtherCluster<'a>>,
 }
 
-impl<'a> Surroundings<'a> {
+impl<'a> PlanContext<'a> {
     pub(crate) fn candidate(&self, endpoint: &Endpoint, port: u16) -> Candidate {
         let node = endpoint.node.as_ref().or_else(|| self.hosts.get(&endpoint.address));
-        let local = node == Some(&self.rules.node_name) && !self.outlook.is_remote();
+        let local = node == Some(&self.rules.node_name) && !self.cluster.is_remote();
         Candidate::new(endpoint, port, node.cloned(), local)
     }
 
-    pub fn way(&self) -> way::Ground<'a> {
-        let Outlook { stand, rules: cluster, .. } = self.outlook;
+    pub fn path_context(&self) -> path::PathContext<'a> {
+        let ClusterContext { host_role, rules: cluster, .. } = self.cluster;
         let own = &self.rules.own_addresses;
-        way::Ground { stand: *stand, cluster, nodes: self.nodes, hosts: self.hosts, reach: self.reach, own }
+        path::PathContext {
+            host_role: *host_role,
+            cluster,
+            nodes: self.nodes,
+            hosts: self.hosts,
+            reach: self.reach,
+            own,
+        }
     }
 }
 
 pub fn plan_service<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a Slice> + Clone,
-    around: &Surroundings<'_>,
+    context: &PlanContext<'_>,
 ) -> ServicePlan {
     let mut plan = ServicePlan::default();
-    refuse_addresses(service, around.rules, &mut plan.refusals);
-    away::refuse_own(service, around, &mut plan.refusals);
+    refuse_addresses(service, context.rules, &mut plan.refusals);
+    remote::refuse_own_addresses(service, context, &mut plan.refusals);
     for family in Family::BOTH {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
         plan.claims.reserve_exact(1 + service.ports.len());
-        let mut known = away::may_hold(around.rules, &around.way(), cluster_ip);
+        let mut claims_all_ports = remote::may_program(context.rules, &context.path_context(), cluster_ip);
         for port in service.ports.iter().filter(|p| p.protocol.has_hook()) {
-            let selection = select(candidates(port, family, slices.clone(), around), &around.place);
-            let ways = away::ways(service, port, &selection, around);
-            let port = PortPlan { service, port, family, cluster_ip, selection, ways, around };
-            known &= !port.leaves_alone();
+            let selection = select(candidates(port, family, slices.clone(), context), &context.location);
+            let paths = remote::paths(service, port, &selection, context);
+            let port = PortPlan { service, port, family, cluster_ip, selection, paths, context };
+            claims_all_ports &= !port.is_left_to_network();
             port.write(&mut plan);
         }
-        if known {
-            plan.claims.push((FrontendKey::known(cluster_ip), Claim::closed(service)));
+        if claims_all_ports {
+            plan.claims.push((FrontendKey::all_ports(cluster_ip), Claim::closed(service)));
         }
     }
     plan
 }
 
-/// All endpoints of one service port and family, with the port that their slice gives.
+/// All endpoints of one service port and family, with the port number from their slice.
 pub fn candidates<'a>(
     port: &ServicePort,
     family: Family,
     slices: impl Iterator<Item = &'a Slice>,
-    around: &Surroundings<'_>,
+    context: &PlanContext<'_>,
 ) -> Vec<Candidate> {
     let mut found = Vec::new();
     for slice in slices.filter(|s| s.family == family) {
-        let named = |p: &&crate::fact::SlicePort| p.name == port.name && p.protocol == port.protocol;
+        let named = |p: &&crate::object::SlicePort| p.name == port.name && p.protocol == port.protocol;
         for slice_port in slice.ports.iter().filter(named) {
-            found.extend(slice.endpoints.iter().map(|e| around.candidate(e, slice_port.port)));
+            found.extend(slice.endpoints.iter().map(|e| context.candidate(e, slice_port.port)));
         }
     }
     found
@@ -205,29 +218,29 @@ fn is_allowed(address: Address, rules: &Rules) -> bool {
 
 fn refuse_addresses(service: &Service, rules: &Rules, refusals: &mut Vec<Refusal>) {
     let mut refuse = |reason, message| {
-        refusals.push(Refusal { subject: format!("Service {}", service.name), reason, message });
+        refusals.push(Refusal { subject: (&service.name).into(), reason, message });
     };
     for address in service.external_ips.iter().filter(|a| !is_allowed(**a, rules)) {
         let message = format!("externalIP {address} is outside what --external-ips allows: it is left alone");
-        refuse("externalIPNotAllowed", message);
+        refuse(RefusalReason::ExternalIpNotAllowed, message);
     }
     let outer = service.load_balancer_ips.iter().chain(&service.external_ips);
     for address in outer.filter(|a| is_reserved(&rules.virtual_ranges, **a)) {
         let message = format!("{address} is a cloud's metadata address: it is left alone; use another one");
-        refuse("metadataAddress", message);
+        refuse(RefusalReason::MetadataAddress, message);
     }
 }
 
-/// One port of a service in one family: from here on all rules are about this.
+/// One port of a Service in one family.
 struct PortPlan<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     family: Family,
     cluster_ip: Address,
     selection: Selection,
-    /// To each candidate; `None`: we are a node of the cluster, and pods are next door.
-    ways: Option<Vec<Way>>,
-    around: &'a Surroundings<'a>,
+    /// The path to each candidate. `None` on a node of the cluster, where every pod is reached at its own address.
+    paths: Option<Vec<EndpointPath>>,
+    context: &'a PlanContext<'a>,
 }
 
 impl PortPlan<'_> {
@@ -239,27 +252,28 @@ impl PortPlan<'_> {
         SetName { owner: self.owner(), family: self.family, role, audience }
     }
 
-    /// `--local-policy=strict`: one Local policy speaks for every address.
+    /// `--local-traffic-policy=strict`: one Local policy applies to every address.
     fn strict_local(&self) -> bool {
-        self.around.rules.local_policy == LocalPolicy::Strict
-            && (self.service.internal == Policy::Local || self.service.external_local())
+        self.context.rules.local_policy == LocalPolicy::Strict
+            && (self.service.internal == TrafficPolicy::Local || self.service.external_local())
     }
 
     fn internal_role(&self) -> SetRole {
-        let local = self.service.internal == Policy::Local || self.strict_local();
+        let local = self.service.internal == TrafficPolicy::Local || self.strict_local();
         if local { SetRole::Local } else { SetRole::Cluster }
     }
 
-    /// From this node, external addresses lead to the whole cluster even under external Local (the short circuit).
+    /// On a node, external addresses lead to all endpoints of the cluster even under externalTrafficPolicy Local, as
+    /// with kube-proxy.
     fn external_role(&self) -> SetRole {
         if self.strict_local() { SetRole::Local } else { SetRole::Cluster }
     }
 
-    /// With exact room: of a large cluster all plans are there at once.
+    /// Reserves exact capacity, because the plans of a large cluster are in memory at the same time.
     fn write(&self, plan: &mut ServicePlan) {
-        let frontends = match &self.ways {
+        let frontends = match &self.paths {
             None => self.frontends(),
-            Some(ways) => self.frontends_away(ways, &mut plan.refusals),
+            Some(paths) => self.remote_frontends(paths, &mut plan.refusals),
         };
         let mut used: Vec<SetName> = frontends.iter().map(|(_, _, _, set)| set.clone()).collect();
         used.sort_unstable();
@@ -284,9 +298,9 @@ impl PortPlan<'_> {
         found
     }
 
-    /// Load-balancer addresses, and externalIPs, that may be ours at all.
-    fn outer(&self) -> [Vec<Address>; 2] {
-        let rules = self.around.rules;
+    /// The load-balancer addresses and the externalIPs that may be programmed.
+    fn external_addresses(&self) -> [Vec<Address>; 2] {
+        let rules = self.context.rules;
         let is_free = |address: &Address| !is_reserved(&rules.virtual_ranges, *address);
         let mut found =
             [&self.service.load_balancer_ips, &self.service.external_ips].map(|listed| self.of_family(listed));
@@ -295,36 +309,37 @@ impl PortPlan<'_> {
         found
     }
 
-    fn frontends(&self) -> Vec<(Address, u16, Kind, SetName)> {
+    fn frontends(&self) -> Vec<(Address, u16, FrontendKind, SetName)> {
         let restricted = self.sources().next().is_some();
         let internal = self.name(self.internal_role(), Audience::Everyone);
         let external = self.name(self.external_role(), Audience::Everyone);
         let balancer = if restricted { Audience::Sources } else { Audience::Everyone };
         let balancer = self.name(self.external_role(), balancer);
-        let mut all = vec![(self.cluster_ip, self.port.port, Kind::ClusterIp, internal)];
-        let [balancers, externals] = self.outer();
-        all.extend(balancers.into_iter().map(|a| (a, self.port.port, Kind::LoadBalancer, balancer.clone())));
-        all.extend(externals.into_iter().map(|a| (a, self.port.port, Kind::ExternalIp, external.clone())));
+        let mut all = vec![(self.cluster_ip, self.port.port, FrontendKind::ClusterIp, internal)];
+        let [balancers, externals] = self.external_addresses();
+        all.extend(balancers.into_iter().map(|a| (a, self.port.port, FrontendKind::LoadBalancer, balancer.clone())));
+        all.extend(externals.into_iter().map(|a| (a, self.port.port, FrontendKind::ExternalIp, external.clone())));
         if self.service.has_node_ports && self.port.node_port != 0 {
             let audience = if self.service.external_local() { Audience::OwnNode } else { Audience::Everyone };
             let set = self.name(self.external_role(), audience);
-            all.push((Address::any(self.family), self.port.node_port, Kind::NodePort, set));
-            all.extend(self.other_nodes());
+            all.push((Address::any(self.family), self.port.node_port, FrontendKind::NodePort, set));
+            all.extend(self.frontends_of_other_nodes());
         }
         all
     }
 
-    /// Under external Local another node's NodePort is that node's local set: a row for each node that has one.
-    fn other_nodes(&self) -> Vec<(Address, u16, Kind, SetName)> {
+    /// Under externalTrafficPolicy Local, the NodePort of another node leads to the local set of that node: one row for
+    /// each node that has endpoints.
+    fn frontends_of_other_nodes(&self) -> Vec<(Address, u16, FrontendKind, SetName)> {
         let mut rows = Vec::new();
         if !self.service.external_local() {
             return rows;
         }
         let sets = self.selection.node_sets();
-        for (node, addresses) in self.around.others.iter().filter(|(node, _)| sets.contains_key(node)) {
+        for (node, addresses) in self.context.others.iter().filter(|(node, _)| sets.contains_key(node)) {
             for address in addresses.iter().filter(|a| a.family() == self.family) {
                 let set = self.name(SetRole::Node(node.clone()), Audience::Everyone);
-                rows.push((*address, self.port.node_port, Kind::NodePort, set));
+                rows.push((*address, self.port.node_port, FrontendKind::NodePort, set));
             }
         }
         rows
@@ -341,9 +356,9 @@ impl PortPlan<'_> {
             SetRole::Local => self.selection.local.clone(),
             SetRole::Node(node) => self.selection.node_sets().remove(node).unwrap_or_default(),
         };
-        match &self.ways {
+        match &self.paths {
             None => members.iter().map(|i| backend(&self.selection.candidates[*i])).collect(),
-            Some(ways) => self.backends_away(&members, ways),
+            Some(paths) => self.remote_backends(&members, paths),
         }
     }
 
@@ -357,7 +372,7 @@ impl PortPlan<'_> {
             rule: Rule::Service,
             affinity: self.service.affinity.unwrap_or(0),
             when_empty: self.when_empty(&name.role),
-            any: self.selection.any,
+            has_any_endpoint: self.selection.any,
             next: None,
             policy: None,
             name,
@@ -371,8 +386,8 @@ impl PortPlan<'_> {
 
     fn too_many(&self, count: usize) -> Refusal {
         Refusal {
-            subject: format!("Service {}", self.service.name),
-            reason: "tooManyEndpoints",
+            subject: (&self.service.name).into(),
+            reason: RefusalReason::TooManyEndpoints,
             message: format!("{count} endpoints of {}: only the first {MAX_SLOTS} are used", self.owner()),
         }
     }

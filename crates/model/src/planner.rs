@@ -1,61 +1,64 @@
-//! The planner: plain synchronous state, no client in sight. Facts go in, and what changed of the plan comes out.
+//! The planner: synchronous state without a client. Changes of objects go in, and the changes of the plan come out.
 //!
-//! Cost follows the change: an event marks the services and policies that depend on it, and only those are planned again.
-//! Indexes: slice -> service, address -> claimants in order, node -> services (those with external Local); those of
-//! policies are in `register`.
+//! The cost is proportional to the change: a change marks the Services and policies that depend on it as dirty, and
+//! only those are planned again. Indexes: slice to Service, frontend to claims, node to Services (those with
+//! externalTrafficPolicy Local). The indexes of policies are in `policy_index`.
 
-mod member;
-mod place;
-mod question;
-mod register;
-mod settle;
-mod shared;
-mod site;
-mod stand;
-pub mod state;
+mod cluster;
+mod cluster_nodes;
+mod node;
+mod pod;
+mod pod_prefix;
+mod policy_index;
+pub mod policy_state;
+mod reach_target;
+mod replan;
 
 use crate::address::Address;
+use crate::change::{Change, ObjectKey};
 use crate::claim::{Claim, Claims};
-use crate::diff::Outcome;
-use crate::fact::{Fact, Node, Refusal, Service, Slice, SliceName};
+use crate::cluster::order::{ClusterOrder, RangeConflict, Ranges};
+use crate::diff::ReconcileOutcome;
 use crate::hash::{HashMap, HashSet};
-use crate::name::{Name, OwnerName};
+use crate::name::{Name, ServiceName};
+use crate::object::{Node, Object, Service, Slice, SliceName};
 use crate::plan::ServicePlan;
 use crate::policy::PolicySlice;
 use crate::reach::Reach;
-use crate::row::{FrontendKey, Kind, NodeRow};
+use crate::refusal::{Refusal, RefusalReason};
+use crate::row::{FrontendKey, FrontendKind, NodeRow};
 use crate::rules::Rules;
-use crate::stand::order::{Bar, Order, Ranges};
-use question::{Pod, Questions};
-use register::{Affected, Register};
-use shared::Prefixes;
-use site::Site;
+use cluster_nodes::ClusterNodes;
+use pod_prefix::PodPrefixes;
+use policy_index::{Affected, PolicyIndex};
+use reach_target::{ReachTargets, SlicePods};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What changed of the plan since it was last asked.
+/// The changes of the plan since the last call.
 #[derive(Debug, Default)]
 pub struct Delta {
-    /// `None`: the service or policy is no longer planned.
-    pub services: Vec<(OwnerName, Option<ServicePlan>)>,
-    /// Keys whose winner may be another one now.
+    /// `None` if the Service or policy no longer has a plan.
+    pub services: Vec<(ServiceName, Option<ServicePlan>)>,
+    /// Frontends whose owner may have changed.
     pub frontends: Vec<(FrontendKey, Option<Claim>)>,
-    /// Who is asked after the winner, in order; only keys where somebody is.
+    /// The claims that follow the owner in the chain, for frontends that have any.
     pub below: HashMap<FrontendKey, Vec<Claim>>,
-    /// All node rows, if any changed.
+    /// All node rows, if any of them changed.
     pub nodes: Option<BTreeMap<Address, NodeRow>>,
-    /// Clusters of which nothing was heard yet: what the tables hold of them stays.
-    pub unheard: Vec<Unheard>,
-    /// By number, clusters that get no new rows yet, and keep the nodes that they have.
+    /// Configured clusters of which no object was received yet. Their rows in the tables stay.
+    pub pending: Vec<PendingCluster>,
+    /// The numbers of the clusters that get no new node rows yet, because the ranges of an earlier cluster are unknown.
+    /// They keep their node rows.
     pub waiting: Vec<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unheard {
+pub struct PendingCluster {
     pub cluster: Name,
     pub number: u16,
-    /// By view.
+    /// The rank of the cluster by view.
     pub ranks: Vec<(u32, u8)>,
-    /// The numbers of those that come after it in the configuration.
+    /// The numbers of the clusters that come after it in the configuration.
     pub later: Vec<u16>,
 }
 
@@ -68,63 +71,64 @@ impl Delta {
 #[derive(Debug)]
 pub struct Planner {
     rules: Rules,
-    services: HashMap<OwnerName, Service>,
-    /// Sorted by name. Most services have one: a tree of its own for each would take ten times the room.
-    slices: HashMap<OwnerName, Vec<Slice>>,
-    slice_owner: HashMap<SliceName, OwnerName>,
-    /// By cluster: what is known of it beside its Services and policies.
-    sites: BTreeMap<Name, Site>,
-    /// Which clusters there are, and in which order they are seen.
-    order: Order,
+    services: HashMap<ServiceName, Service>,
+    /// Sorted by name. Most Services have one slice, for which a tree per Service would need ten times the memory.
+    slices: HashMap<ServiceName, Vec<Slice>>,
+    slice_owner: HashMap<SliceName, ServiceName>,
+    /// The nodes and ranges of each cluster.
+    cluster_nodes: BTreeMap<Name, ClusterNodes>,
+    /// The configured clusters and their order.
+    order: ClusterOrder,
     views: BTreeSet<Name>,
     reach: Reach,
-    prefixes: Prefixes,
-    questions: Questions,
-    register: Register,
-    /// Whoever feeds us works out the pods of policies itself: there is no controller to wait for.
-    publishes: bool,
+    pod_prefixes: PodPrefixes,
+    reach_targets: ReachTargets,
+    policies: PolicyIndex,
+    /// There is no controller: the caller computes and applies the slices of policies itself.
+    self_publishing: bool,
     claims: Claims,
-    claimed: HashMap<OwnerName, Box<[FrontendKey]>>,
-    /// Whose rows the tables held before we knew anything.
-    adopted: HashMap<FrontendKey, OwnerName>,
-    /// Who owns which range may have changed since rows were last looked at for it.
-    ranges_moved: bool,
-    refusals: HashMap<OwnerName, Vec<Refusal>>,
-    /// Whose addresses belong, or may belong, to a cluster that comes before theirs.
-    withheld: HashMap<OwnerName, Bar>,
-    /// Planned again when another node changes: external Local, or an endpoint that names no node.
-    by_nodes: HashSet<OwnerName>,
-    dirty: HashSet<OwnerName>,
+    claimed: HashMap<ServiceName, Box<[FrontendKey]>>,
+    /// The owners of the rows that the tables held when the agent started.
+    adopted: HashMap<FrontendKey, ServiceName>,
+    /// The owners of service ranges may have changed since the adopted rows were last checked.
+    ranges_changed: bool,
+    refusals: HashMap<ServiceName, Vec<Refusal>>,
+    /// Services and policies with addresses that belong, or may belong, to an earlier cluster.
+    withheld: HashMap<ServiceName, RangeConflict>,
+    /// Services that are planned again when another node changes: those with externalTrafficPolicy Local, and those
+    /// with an endpoint that names no node.
+    by_nodes: HashSet<ServiceName>,
+    dirty: HashSet<ServiceName>,
     nodes_dirty: bool,
 }
 
 impl Planner {
     pub fn new(rules: Rules) -> Planner {
-        let order = Order::new(rules.stand_point, &rules.clusters, &Ranges::new(), &BTreeSet::new());
+        let order = ClusterOrder::new(rules.host_role, &rules.clusters, &Ranges::new(), &BTreeSet::new());
         let mut planner = Planner {
             rules,
             services: HashMap::default(),
             slices: HashMap::default(),
             slice_owner: HashMap::default(),
-            sites: BTreeMap::new(),
+            cluster_nodes: BTreeMap::new(),
             order,
             views: BTreeSet::new(),
             reach: Reach::default(),
-            prefixes: Prefixes::default(),
-            questions: Questions::default(),
-            register: Register::default(),
-            publishes: false,
+            pod_prefixes: PodPrefixes::default(),
+            reach_targets: ReachTargets::default(),
+            policies: PolicyIndex::default(),
+            self_publishing: false,
             claims: Claims::default(),
             claimed: HashMap::default(),
             adopted: HashMap::default(),
-            ranges_moved: false,
+            ranges_changed: false,
             refusals: HashMap::default(),
             withheld: HashMap::default(),
             by_nodes: HashSet::default(),
             dirty: HashSet::default(),
             nodes_dirty: true,
         };
-        planner.make_sites();
+        planner.create_cluster_nodes();
         planner
     }
 
@@ -132,54 +136,56 @@ impl Planner {
         &self.rules
     }
 
-    /// Interfaces came or went.
+    /// Called when the addresses of the host's interfaces changed.
     pub fn set_own_addresses(&mut self, addresses: Vec<Address>) {
         if self.rules.own_addresses != addresses {
             self.rules.own_addresses = addresses;
-            self.derive_sites();
+            self.derive_all_clusters();
             self.mark_all();
         }
     }
 
-    /// Takes one fact in; says whether anything changed.
-    pub fn apply(&mut self, fact: Fact) -> bool {
-        // Ranges are told before the rest: they say nothing of the cluster's nodes.
-        if !matches!(fact, Fact::ServiceRange { .. }) {
-            self.hear_of(fact.cluster());
+    /// Applies one change. Returns whether anything changed.
+    pub fn apply(&mut self, change: Change) -> bool {
+        // ServiceCIDR objects are received before other objects, and say nothing about the cluster's nodes.
+        if !matches!(change, Change::Upsert(Object::ServiceRange(_))) {
+            self.note_data(change.cluster());
         }
-        match fact {
-            Fact::Service(service) => self.apply_service(service),
-            // What has only a name is nothing to be dialled, whatever it was before.
-            Fact::NamedService(named) => self.remove_service(&named.name),
-            Fact::ServiceGone(name) => self.remove_service(&name),
-            Fact::Slice(slice) => self.apply_slice(slice),
-            Fact::NamedSlice(slice) => self.remove_slice(&slice.name),
-            Fact::SliceGone(name) => self.remove_slice(&name),
-            Fact::Node(node) => self.apply_node(node),
-            Fact::NodeGone { cluster, name } => self.remove_node(&cluster, &name),
-            Fact::Pod(pod) => self.apply_pod(pod),
-            Fact::PodGone(name) => self.remove_pod(&name),
-            // Who asks for namespaces also publishes (`publish`): here they decide nothing.
-            Fact::Namespace(_) | Fact::NamespaceGone { .. } => false,
-            Fact::Policy(policy) => {
-                let affected = self.register.apply(policy);
+        match change {
+            Change::Upsert(Object::Service(service)) => self.apply_service(service),
+            // A Service that has only a DNS name has no frontends, whatever it was before.
+            Change::Upsert(Object::NamedService(named)) => self.remove_service(&named.name),
+            Change::Delete(ObjectKey::Service(name)) => self.remove_service(&name),
+            Change::Upsert(Object::Slice(slice)) => self.apply_slice(slice),
+            Change::Upsert(Object::NamedSlice(slice)) => self.remove_slice(&slice.name),
+            Change::Delete(ObjectKey::Slice(name)) => self.remove_slice(&name),
+            Change::Upsert(Object::Node(node)) => self.apply_node(node),
+            Change::Delete(ObjectKey::Node { cluster, name }) => self.remove_node(&cluster, &name),
+            Change::Upsert(Object::Pod(pod)) => self.apply_pod(pod),
+            Change::Delete(ObjectKey::Pod(name)) => self.remove_pod(&name),
+            // Namespaces matter only to the publisher of policy slices (`publish`).
+            Change::Upsert(Object::Namespace(_)) | Change::Delete(ObjectKey::Namespace { .. }) => false,
+            Change::Upsert(Object::Policy(policy)) => {
+                let affected = self.policies.apply(policy);
                 self.mark_affected(affected)
             }
-            Fact::PolicyGone(name) => {
-                let affected = self.register.remove(&name);
+            Change::Delete(ObjectKey::Policy(name)) => {
+                let affected = self.policies.remove(&name);
                 self.mark_affected(affected)
             }
-            Fact::PolicySlice(slice) => self.apply_policy_slice(slice),
-            Fact::PolicySliceGone(name) => self.remove_policy_slice(&name),
-            Fact::ServiceRange { cluster, name, ranges } => self.set_range(&cluster, name, Some(ranges)),
-            Fact::ServiceRangeGone { cluster, name } => self.set_range(&cluster, name, None),
+            Change::Upsert(Object::PolicySlice(slice)) => self.apply_policy_slice(slice),
+            Change::Delete(ObjectKey::PolicySlice(name)) => self.remove_policy_slice(&name),
+            Change::Upsert(Object::ServiceRange(range)) => {
+                self.set_range(&range.cluster, range.name, Some(range.ranges))
+            }
+            Change::Delete(ObjectKey::ServiceRange { cluster, name }) => self.set_range(&cluster, name, None),
         }
     }
 
-    /// The cgroup of the pod with this uid was found, or is gone. A pod joins a redirect only after that: before, the
-    /// kernel could not tell it from others, and would send it to itself.
+    /// The cgroup of the pod with this UID was found or removed. A pod becomes a backend of a LocalRedirectPolicy only
+    /// when its cgroup is known: before that the kernel cannot recognize the pod, and would redirect it to itself.
     pub fn set_cgroup(&mut self, uid: &str, cgroup: Option<u64>) -> bool {
-        let affected = self.register.set_cgroup(uid, cgroup);
+        let affected = self.policies.set_cgroup(uid, cgroup);
         self.mark_affected(affected)
     }
 
@@ -189,18 +195,18 @@ impl Planner {
         true
     }
 
-    fn mark(&mut self, name: OwnerName) -> bool {
+    fn mark(&mut self, name: ServiceName) -> bool {
         self.dirty.insert(name);
         true
     }
 
     fn mark_all(&mut self) {
         self.dirty.extend(self.services.keys().cloned());
-        self.dirty.extend(self.register.owners().cloned());
+        self.dirty.extend(self.policies.owners().cloned());
     }
 
-    /// A write failed some time ago: plan it again now.
-    pub fn mark_dirty(&mut self, name: &OwnerName) {
+    /// Marks a Service or policy to be planned again, for example because a write failed.
+    pub fn mark_dirty(&mut self, name: &ServiceName) {
         self.dirty.insert(name.clone());
     }
 
@@ -208,8 +214,8 @@ impl Planner {
         self.nodes_dirty = true;
     }
 
-    /// Plans again what could not be written; when, is the caller's to choose.
-    pub fn retry(&mut self, outcome: &Outcome) {
+    /// Marks everything that could not be written. The caller decides when to retry.
+    pub fn retry(&mut self, outcome: &ReconcileOutcome) {
         self.dirty.extend(outcome.failed.keys().cloned());
         self.nodes_dirty |= outcome.nodes_failed.is_some();
     }
@@ -219,47 +225,47 @@ impl Planner {
             return false;
         }
         let name = service.name.clone();
-        self.mark_around(&service);
+        self.mark_policies_of(&service);
         match self.services.insert(name.clone(), service) {
-            Some(before) => self.mark_around(&before),
-            None => self.follow_questions(&name, true),
+            Some(before) => self.mark_policies_of(&before),
+            None => self.follow_reach_targets(&name, true),
         }
         self.mark(name)
     }
 
-    fn remove_service(&mut self, name: &OwnerName) -> bool {
+    fn remove_service(&mut self, name: &ServiceName) -> bool {
         let Some(service) = self.services.remove(name) else { return false };
-        self.follow_questions(name, false);
-        self.mark_around(&service);
+        self.follow_reach_targets(name, false);
+        self.mark_policies_of(&service);
         self.mark(name.clone())
     }
 
-    /// Policies on this Service, and those that want its ClusterIP.
-    fn mark_around(&mut self, service: &Service) {
-        self.dirty.extend(self.register.on_service(&service.name).cloned());
-        let wanted = service.cluster_ips.iter().flat_map(|address| self.register.at_address(address));
+    /// Marks the policies on this Service, and those that claim its ClusterIP as their virtual address.
+    fn mark_policies_of(&mut self, service: &Service) {
+        self.dirty.extend(self.policies.on_service(&service.name).cloned());
+        let wanted = service.cluster_ips.iter().flat_map(|address| self.policies.at_address(address));
         self.dirty.extend(wanted.cloned());
     }
 
     fn apply_slice(&mut self, slice: Slice) -> bool {
         let (name, service) = (slice.name.clone(), slice.service.clone());
-        // A slice may move to another service.
+        // A slice may move to another Service.
         if self.slice_owner.get(&name).is_some_and(|owner| *owner != service) {
             self.remove_slice(&name);
         }
-        let several = self.is_several();
-        let asked = self.asks(service.cluster()).filter(|_| self.services.contains_key(&service));
+        let several_clusters = self.has_several_clusters();
+        let probed = self.probed_cluster(service.cluster()).filter(|_| self.services.contains_key(&service));
         let all = self.slices.entry(service.clone()).or_default();
         let at = all.binary_search_by(|have| have.name.cmp(&name));
         let before = at.ok().map(|at| &all[at]);
         if before == Some(&slice) {
             return false;
         }
-        if several {
-            self.prefixes.exchange(before, Some(&slice));
+        if several_clusters {
+            self.pod_prefixes.replace(before, Some(&slice));
         }
-        if let Some(cluster) = asked {
-            self.questions.exchange(&cluster, before.map(Pod::from), Some((&slice).into()));
+        if let Some(cluster) = probed {
+            self.reach_targets.replace(&cluster, before.map(SlicePods::from), Some((&slice).into()));
         }
         match at {
             Ok(at) => all[at] = slice,
@@ -274,15 +280,15 @@ impl Planner {
 
     fn remove_slice(&mut self, name: &SliceName) -> bool {
         let Some(service) = self.slice_owner.remove(name) else { return false };
-        let several = self.is_several();
-        let asked = self.asks(service.cluster()).filter(|_| self.services.contains_key(&service));
+        let several_clusters = self.has_several_clusters();
+        let probed = self.probed_cluster(service.cluster()).filter(|_| self.services.contains_key(&service));
         if let Some(all) = self.slices.get_mut(&service) {
             let before = all.iter().find(|slice| slice.name == *name);
-            if several {
-                self.prefixes.exchange(before, None);
+            if several_clusters {
+                self.pod_prefixes.replace(before, None);
             }
-            if let Some(cluster) = asked {
-                self.questions.exchange(&cluster, before.map(Pod::from), None);
+            if let Some(cluster) = probed {
+                self.reach_targets.replace(&cluster, before.map(SlicePods::from), None);
             }
             all.retain(|slice| slice.name != *name);
             if all.is_empty() {
@@ -293,20 +299,20 @@ impl Planner {
     }
 
     fn apply_policy_slice(&mut self, slice: PolicySlice) -> bool {
-        if let Some(cluster) = self.asks(&slice.name.cluster) {
-            let before = self.register.slice(&slice.name).and_then(Pod::of_policy);
-            self.questions.exchange(&cluster, before, Pod::of_policy(&slice));
+        if let Some(cluster) = self.probed_cluster(&slice.name.cluster) {
+            let before = self.policies.slice(&slice.name).and_then(SlicePods::of_policy);
+            self.reach_targets.replace(&cluster, before, SlicePods::of_policy(&slice));
         }
-        let affected = self.register.apply_slice(slice);
+        let affected = self.policies.apply_slice(slice);
         self.mark_affected(affected)
     }
 
     fn remove_policy_slice(&mut self, name: &SliceName) -> bool {
-        if let Some(cluster) = self.asks(&name.cluster) {
-            let before = self.register.slice(name).and_then(Pod::of_policy);
-            self.questions.exchange(&cluster, before, None);
+        if let Some(cluster) = self.probed_cluster(&name.cluster) {
+            let before = self.policies.slice(name).and_then(SlicePods::of_policy);
+            self.reach_targets.replace(&cluster, before, None);
         }
-        let affected = self.register.remove_slice(name);
+        let affected = self.policies.remove_slice(name);
         self.mark_affected(affected)
     }
 
@@ -314,29 +320,29 @@ impl Planner {
         self.nodes_dirty || !self.dirty.is_empty()
     }
 
-    /// Plans again what is marked.
-    pub fn take(&mut self) -> Delta {
+    /// Plans again everything that is dirty.
+    pub fn take_delta(&mut self) -> Delta {
         self.follow_nodes();
         self.follow_prefixes();
         let names = std::mem::take(&mut self.dirty);
-        self.plan_again(names)
+        self.replan(names)
     }
 
-    /// Everything that is planned now, as if all of it had just changed: for start and the periodic check.
-    pub fn take_all(&mut self) -> Delta {
+    /// Plans everything, as if all of it had just changed. For the start and the periodic check.
+    pub fn take_full_delta(&mut self) -> Delta {
         self.follow_nodes();
         self.follow_prefixes();
         let mut names = std::mem::take(&mut self.dirty);
         names.extend(self.services.keys().cloned());
-        names.extend(self.register.owners().cloned());
+        names.extend(self.policies.owners().cloned());
         names.extend(self.claimed.keys().cloned());
         self.nodes_dirty = true;
-        self.plan_again(names)
+        self.replan(names)
     }
 
-    // ---- what others ask ----
+    // ---- queries ----
 
-    pub fn service(&self, name: &OwnerName) -> Option<&Service> {
+    pub fn service(&self, name: &ServiceName) -> Option<&Service> {
         self.services.get(name)
     }
 
@@ -344,7 +350,7 @@ impl Planner {
         self.services.values()
     }
 
-    pub fn slices_of(&self, name: &OwnerName) -> impl Iterator<Item = &Slice> + Clone {
+    pub fn slices_of(&self, name: &ServiceName) -> impl Iterator<Item = &Slice> + Clone {
         self.slices.get(name).into_iter().flatten()
     }
 
@@ -352,13 +358,13 @@ impl Planner {
         self.slice_owner.len()
     }
 
-    /// Of each policy, its cluster.
+    /// The cluster of each policy.
     pub fn policy_clusters(&self) -> impl Iterator<Item = &str> {
-        self.register.owners().map(OwnerName::cluster)
+        self.policies.owners().map(ServiceName::cluster)
     }
 
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
-        self.sites.values().flat_map(|site| site.nodes.values())
+        self.cluster_nodes.values().flat_map(|state| state.nodes.values())
     }
 
     pub fn claims(&self) -> &Claims {
@@ -380,22 +386,22 @@ impl Planner {
     }
 
     fn conflict(&self, key: &FrontendKey, winner: &Claim, loser: &Claim) -> Refusal {
-        let (subject, holder) = (loser.service.subject(), winner.service.subject());
+        let (subject, holder) = ((&loser.service).into(), winner.service.subject());
         let dialled = self.order.dialled(key);
-        if winner.kind == Kind::Virtual && loser.kind != Kind::Virtual {
+        if winner.kind == FrontendKind::Virtual && loser.kind != FrontendKind::Virtual {
             let message = format!(
-                "{dialled} is the virtual address of {holder}, inside --virtual-ranges, where policies go before: use \
+                "{dialled} is the virtual address of {holder}, inside --virtual-address-cidrs, where policies go before: use \
                  another address"
             );
-            return Refusal { subject, reason: "virtualRange", message };
+            return Refusal { subject, reason: RefusalReason::VirtualRange, message };
         }
         if key.protocol.is_none() {
             let view = self.order.view_name(key.view).map_or_else(String::new, |view| format!(" in view {view}"));
             let (address, first) = (key.address, winner.service.cluster());
             let message = format!("{address}{view} is cluster {first}'s, which comes before: {holder} has it there");
-            return Refusal { subject, reason: "addressConflict", message };
+            return Refusal { subject, reason: RefusalReason::AddressConflict, message };
         }
         let message = format!("{dialled} belongs to {holder}, whose claim goes before: change one of them");
-        Refusal { subject, reason: "addressConflict", message }
+        Refusal { subject, reason: RefusalReason::AddressConflict, message }
     }
 }

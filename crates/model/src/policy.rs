@@ -1,15 +1,15 @@
-//! Policies as facts: what changes where a dialled address leads. A LocalRedirectPolicy sends it to pods on the dialler's
-//! own node, a BalancingPolicy to chosen pods, host ports, node entries or outside addresses.
+//! LocalRedirectPolicy and BalancingPolicy objects. A LocalRedirectPolicy redirects dials to pods on the client's own
+//! node; a BalancingPolicy to selected pods, host ports, node proxies or fixed addresses.
 
 use crate::address::{Address, Family};
-use crate::fact::{Endpoint, SliceName, SlicePort};
-use crate::hash::lasting;
+use crate::hash::stable_hash;
 use crate::name::{LOCAL_CLUSTER, Name, Protocol};
+use crate::object::{Endpoint, SliceName, SlicePort};
 use crate::selector::Selector;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// In the order in which they go before each other; Services come last.
+/// Ordered by precedence. Both kinds take precedence over Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PolicyKind {
     LocalRedirect,
@@ -20,16 +20,21 @@ impl PolicyKind {
     pub const BOTH: [PolicyKind; 2] = [PolicyKind::LocalRedirect, PolicyKind::Balancing];
 
     pub fn from_text(text: &str) -> Option<PolicyKind> {
-        PolicyKind::BOTH.into_iter().find(|kind| kind.to_string() == text)
+        PolicyKind::BOTH.into_iter().find(|kind| kind.as_str() == text)
+    }
+
+    /// The kind as Kubernetes names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PolicyKind::LocalRedirect => "LocalRedirectPolicy",
+            PolicyKind::Balancing => "BalancingPolicy",
+        }
     }
 }
 
 impl fmt::Display for PolicyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            PolicyKind::LocalRedirect => "LocalRedirectPolicy",
-            PolicyKind::Balancing => "BalancingPolicy",
-        })
+        f.write_str(self.as_str())
     }
 }
 
@@ -57,7 +62,7 @@ impl fmt::Debug for PolicyName {
     }
 }
 
-/// A port that is dialled. Its name pairs it with a backend's; a single pair needs none.
+/// A port of the policy's frontend. Its name pairs it with a backend port; a single pair of ports needs no names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DialledPort {
     pub name: Name,
@@ -67,20 +72,20 @@ pub struct DialledPort {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Matcher {
-    /// The ClusterIPs of a Service in the policy's own namespace. No ports: all that the Service has, by their names.
+    /// The ClusterIPs of a Service in the policy's namespace. `ports: None` selects all ports of the Service by name.
     Service { name: Name, ports: Option<Box<[DialledPort]>> },
     /// A virtual address.
     Address { address: Address, ports: Box<[DialledPort]> },
 }
 
 impl Matcher {
-    /// Tells what is matched now from what was matched before (`PortName::matched`): the Service or address, and the port.
-    pub fn mark(&self, dialled: &DialledPort) -> u32 {
+    /// Identifies what the policy matches (`PortName::matched`): a hash of the Service or address, and of the port.
+    pub fn fingerprint(&self, dialled: &DialledPort) -> u32 {
         let text = match self {
             Matcher::Service { name, .. } => format!("{name}/{}", dialled.port),
             Matcher::Address { address, .. } => format!("{address}/{}", dialled.port),
         };
-        let hash = lasting(text.bytes());
+        let hash = stable_hash(text.bytes());
         (hash ^ (hash >> 32)) as u32
     }
 }
@@ -88,7 +93,7 @@ impl Matcher {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortChoice {
     Number(u16),
-    /// A container port's name, looked up pod by pod.
+    /// The name of a container port, which is looked up in each pod.
     Name(Name),
 }
 
@@ -99,7 +104,7 @@ pub struct BackendPort {
     pub protocol: Protocol,
 }
 
-/// What stands in for a pod that is chosen.
+/// What is dialled to reach a selected pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RedirectMode {
@@ -111,8 +116,8 @@ pub enum RedirectMode {
 impl RedirectMode {
     pub const ALL: [RedirectMode; 3] = [RedirectMode::PodEndpoint, RedirectMode::HostPort, RedirectMode::NodeProxy];
 
-    /// As the policy calls it.
-    pub fn word(self) -> &'static str {
+    /// The value of the policy's `redirectMode` field.
+    pub fn as_str(self) -> &'static str {
         match self {
             RedirectMode::PodEndpoint => "podEndpoint",
             RedirectMode::HostPort => "hostPort",
@@ -123,15 +128,15 @@ impl RedirectMode {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Target {
-    /// Ready pods on the dialler's node, of the policy's namespace. LocalRedirectPolicy only.
+    /// Ready pods on the client's node, in the policy's namespace. LocalRedirectPolicy only.
     LocalPods { selector: Selector, ports: Box<[BackendPort]> },
-    /// Ready pods on any node. `namespaces: None`: the policy's own.
+    /// Ready pods on any node. `namespaces: None` selects from the policy's own namespace.
     Pods { selector: Selector, namespaces: Option<Selector>, mode: RedirectMode, ports: Box<[BackendPort]> },
-    /// Any address, also outside the cluster; its ports are numbers.
+    /// Fixed addresses, which may be outside the cluster. Their ports are always numbers.
     Addresses { addresses: Box<[Address]>, ports: Box<[BackendPort]> },
 }
 
-/// A token bucket, one for each policy and node.
+/// A token bucket per policy and node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
     pub connects_per_second: u32,
@@ -141,22 +146,23 @@ pub struct Limit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
     pub name: PolicyName,
-    /// Slices count only if they are owned by it: a policy that is made again under its name is another one.
+    /// Policy slices count only if their owner has this UID. A policy that was deleted and created again is a different
+    /// policy.
     pub uid: Box<str>,
-    /// Seconds since the epoch; of two for one address and port the older one wins.
+    /// Seconds since the epoch. When two policies of one kind claim an address and port, the older policy wins.
     pub created: i64,
     pub generation: i64,
     pub matcher: Matcher,
     pub target: Target,
-    /// On which nodes it holds; `None`: all.
+    /// The nodes on which the policy applies. `None` means all nodes.
     pub nodes: Option<Selector>,
-    /// Whether it exists for hosts outside the cluster.
+    /// `enableOutCluster`: whether the policy applies on hosts outside the cluster.
     pub out_cluster: bool,
     pub limit: Option<Limit>,
 }
 
 impl Policy {
-    /// Of a redirect: the pods of a node.
+    /// The pod selector of a LocalRedirectPolicy.
     pub fn local_selector(&self) -> Option<&Selector> {
         match &self.target {
             Target::LocalPods { selector, .. } => Some(selector),
@@ -164,54 +170,54 @@ impl Policy {
         }
     }
 
-    /// Of one whose pods are published.
-    pub fn shape(&self) -> Option<Shape> {
+    /// The shape of the policy's slices, if a controller publishes the policy's pods.
+    pub fn shape(&self) -> Option<PolicyShape> {
         let Target::Pods { mode, ports, .. } = &self.target else { return None };
         let port = |port: &BackendPort| match &port.port {
             PortChoice::Number(number) => format!("\n{} {} {number}", port.name, port.protocol),
             PortChoice::Name(name) => format!("\n{} {} {name:?}", port.name, port.protocol),
         };
         let text: String = ports.iter().map(port).collect();
-        Some(Shape { mode: *mode, ports: lasting(text.bytes()) })
+        Some(PolicyShape { mode: *mode, ports: stable_hash(text.bytes()) })
     }
 }
 
-/// What slices of backends were made for: a mode, and a mark of the backend's ports. Another selector needs no new slices to be
-/// understood, another mode or port does.
+/// What policy slices were built for: the redirect mode and a hash of the backend ports. A change of the mode or the
+/// ports needs new slices; a change of the selector does not.
 ///
-/// Agent and controller may be of different builds: its text is never to be changed.
+/// The agent and the controller may be different versions, so the text form must never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
+pub struct PolicyShape {
     pub mode: RedirectMode,
     pub ports: u64,
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for PolicyShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{:016x}", self.mode.word(), self.ports)
+        write!(f, "{}-{:016x}", self.mode.as_str(), self.ports)
     }
 }
 
-impl Shape {
-    pub fn from_text(text: &str) -> Option<Shape> {
+impl PolicyShape {
+    pub fn from_text(text: &str) -> Option<PolicyShape> {
         let (mode, ports) = text.split_once('-')?;
-        let mode = RedirectMode::ALL.into_iter().find(|known| known.word() == mode)?;
-        Some(Shape { mode, ports: u64::from_str_radix(ports, 16).ok()? })
+        let mode = RedirectMode::ALL.into_iter().find(|known| known.as_str() == mode)?;
+        Some(PolicyShape { mode, ports: u64::from_str_radix(ports, 16).ok()? })
     }
 }
 
-/// Backends of a BalancingPolicy's `Pods`, as the controller publishes them (or the agent works them out for itself).
-/// Addresses are the pods'; for `HostPort` and `NodeProxy` whoever plans puts the node's in.
+/// The backends of a BalancingPolicy with `Target::Pods`, published by the controller or computed by the agent. The
+/// addresses are those of the pods; the planner replaces them by node addresses for `HostPort` and `NodeProxy`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicySlice {
     pub name: SliceName,
     pub policy: PolicyName,
-    /// Of the policy that owns it.
+    /// The UID of the policy that owns the slice.
     pub uid: Box<str>,
-    /// Of that policy when this was made; `None`: nobody knows, and nobody reads it.
-    pub shape: Option<Shape>,
+    /// The shape of the policy when the slice was built. A slice without a shape is ignored.
+    pub shape: Option<PolicyShape>,
     pub family: Family,
-    /// By the name of the backend's port, which is the dialled port's.
+    /// Named after the backend ports of the policy.
     pub ports: Box<[SlicePort]>,
     pub endpoints: Box<[Endpoint]>,
 }

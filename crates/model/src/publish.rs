@@ -1,95 +1,98 @@
-//! What a BalancingPolicy's pods are published as: policies, pods and namespaces in, PolicySlices out. Plain synchronous
-//! state of one cluster, no client in sight: the controller writes the slices to the API server, an agent without a
-//! controller gives them to its own planner.
+//! Computes the slices that publish the pods of BalancingPolicies: policies, pods and namespaces in, `PolicySlice`s
+//! out. Synchronous state of one cluster without a client. The controller writes the slices to the API server; an agent
+//! without a controller passes them to its own planner.
 //!
-//! Cost follows the change. A pod's change asks the policies that could choose it (by namespace and label) and those that
-//! hold it; a namespace's the policies with a namespaceSelector; a policy's the pods of its namespaces.
+//! The cost is proportional to the change. A changed pod is checked against the policies that may select it (by
+//! namespace and label) and those that already hold it; a changed namespace against the policies with a
+//! namespaceSelector; a changed policy against the pods of its namespaces.
 
-mod choose;
 mod node;
-mod pack;
-mod scope;
+mod pod_backend;
+mod policy_lookup;
+mod slice_packer;
 
 use crate::address::Family;
-use crate::fact::{Endpoint, Fact, Namespace, Pod, PodName, SliceName};
+use crate::change::{Change, ObjectKey};
 use crate::hash::HashMap;
 use crate::name::Name;
+use crate::object::{Endpoint, Namespace, Object, Pod, PodName, SliceName};
 use crate::policy::{Policy, PolicyName, PolicySlice, Target};
 use crate::selector::Labels;
-pub use choose::LeftOut;
-use choose::{Group, choose};
 pub use node::{NodeAddress, NodeEndpoint, NodePublisher, NodeSlice};
-use pack::Pack;
-pub use pack::ROOM;
-use scope::{Scopes, selectors};
+pub use pod_backend::PodProblem;
+use pod_backend::{SliceGroup, pod_backend};
+use policy_lookup::{PolicyLookup, selectors};
+pub use slice_packer::MAX_ENDPOINTS_PER_SLICE;
+use slice_packer::SlicePacker;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The label that every namespace has.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// What an unknown namespace is.
+/// How a namespace that was not received is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unknown {
-    /// Not heard of yet (an API server tells of it soon): no namespaceSelector holds for it.
-    Waits,
-    /// Without labels of its own (a folder may leave it out).
-    Plain,
+pub enum UnknownNamespace {
+    /// An API server will send it soon. Until then no namespaceSelector matches it.
+    Pending,
+    /// A folder of manifests may leave it out. It has only the label of its name.
+    Unlabelled,
 }
 
 #[derive(Debug)]
 struct Entry {
     policy: Policy,
-    slices: Pack<Group, (PodName, Family), Endpoint>,
-    /// Pods that are published, or would be: a LocalRedirectPolicy's are only counted.
-    chosen: BTreeSet<PodName>,
-    left_out: BTreeMap<PodName, LeftOut>,
-    /// Numbers of the slices in which an earlier run of ours left these endpoints.
-    earlier: HashMap<(crate::address::Address, Family), u32>,
+    slices: SlicePacker<SliceGroup, (PodName, Family), Endpoint>,
+    /// The pods that are published. The pods of a LocalRedirectPolicy are only counted.
+    published_pods: BTreeSet<PodName>,
+    skipped: BTreeMap<PodName, PodProblem>,
+    /// The numbers of the slices in which an earlier process published these endpoints.
+    earlier_slices: HashMap<(crate::address::Address, Family), u32>,
 }
 
-/// A slice that was there before, and the number in its name.
+/// An existing slice and the number in its name.
 type Numbered = (u32, PolicySlice);
 
 #[derive(Debug)]
 pub struct Publisher {
-    unknown: Unknown,
+    unknown_namespace: UnknownNamespace,
     policies: HashMap<PolicyName, Entry>,
-    /// Ready ones only: nobody else is ever chosen.
+    /// Ready pods only, because other pods are never published.
     pods: HashMap<PodName, Pod>,
     by_namespace: HashMap<Name, BTreeSet<PodName>>,
     namespaces: HashMap<Name, Labels>,
-    scopes: Scopes,
+    scopes: PolicyLookup,
     /// Policies with a namespaceSelector.
-    wide: BTreeSet<PolicyName>,
-    /// Who holds a pod, or has left it out.
+    with_namespace_selector: BTreeSet<PolicyName>,
+    /// The policies that hold a pod or skip it.
     holders: HashMap<PodName, BTreeSet<PolicyName>>,
-    /// By policy and uid; forgotten with the first answer.
+    /// Slices of an earlier process, by policy and UID. Dropped after the first `take_changes`.
     adopted: HashMap<(PolicyName, Box<str>), Vec<Numbered>>,
     dirty: BTreeSet<PolicyName>,
     gone: BTreeSet<SliceName>,
-    /// Slices that whoever asks knows of.
-    told: BTreeSet<SliceName>,
+    /// The slices that were returned by `take_changes` and still exist.
+    returned_slices: BTreeSet<SliceName>,
 }
 
 impl Publisher {
-    pub fn new(unknown: Unknown) -> Publisher {
+    pub fn new(unknown_namespace: UnknownNamespace) -> Publisher {
         Publisher {
-            unknown,
+            unknown_namespace,
             policies: HashMap::default(),
             pods: HashMap::default(),
             by_namespace: HashMap::default(),
             namespaces: HashMap::default(),
-            scopes: Scopes::default(),
-            wide: BTreeSet::new(),
+            scopes: PolicyLookup::default(),
+            with_namespace_selector: BTreeSet::new(),
             holders: HashMap::default(),
             adopted: HashMap::default(),
             dirty: BTreeSet::new(),
             gone: BTreeSet::new(),
-            told: BTreeSet::new(),
+            returned_slices: BTreeSet::new(),
         }
     }
 
-    /// What an earlier run published, told before everything else: who stands in a slice stays in it.
+    /// Adds a slice that an earlier process published. Must be called before any change is applied. The endpoints keep
+    /// their slices.
     pub fn adopt(&mut self, slice: &PolicySlice) {
         let prefix = slice_prefix(&slice.policy.name, &slice.uid);
         let number = slice.name.name.strip_prefix(&*prefix).and_then(|number| number.parse().ok());
@@ -99,67 +102,72 @@ impl Publisher {
         }
     }
 
-    pub fn apply(&mut self, fact: &Fact) {
-        match fact {
-            Fact::Policy(policy) => self.apply_policy(policy),
-            Fact::PolicyGone(name) => self.remove_policy(name),
-            Fact::Pod(pod) if pod.ready && !pod.addresses.is_empty() => self.apply_pod(pod),
-            Fact::Pod(pod) => self.remove_pod(&pod.name),
-            Fact::PodGone(name) => self.remove_pod(name),
-            Fact::Namespace(namespace) => self.apply_namespace(namespace),
-            Fact::NamespaceGone { name, .. } => self.remove_namespace(name),
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Upsert(Object::Policy(policy)) => self.apply_policy(policy),
+            Change::Delete(ObjectKey::Policy(name)) => self.remove_policy(name),
+            Change::Upsert(Object::Pod(pod)) if pod.ready && !pod.addresses.is_empty() => self.apply_pod(pod),
+            Change::Upsert(Object::Pod(pod)) => self.remove_pod(&pod.name),
+            Change::Delete(ObjectKey::Pod(name)) => self.remove_pod(name),
+            Change::Upsert(Object::Namespace(namespace)) => self.apply_namespace(namespace),
+            Change::Delete(ObjectKey::Namespace { name, .. }) => self.remove_namespace(name),
             _ => {}
         }
     }
 
-    /// What differs since it was last asked, as facts: slices that are new or other first, those that are gone last.
-    pub fn take(&mut self) -> Vec<Fact> {
+    /// The changes since the last call: first the slices that are new or modified, then the deleted ones.
+    pub fn take_changes(&mut self) -> Vec<Change> {
         self.adopted = HashMap::default();
-        let (mut facts, mut gone) = (Vec::new(), std::mem::take(&mut self.gone));
+        let (mut changes, mut gone) = (Vec::new(), std::mem::take(&mut self.gone));
         for name in std::mem::take(&mut self.dirty) {
             let Some(entry) = self.policies.get_mut(&name) else { continue };
-            entry.earlier = HashMap::default();
+            entry.earlier_slices = HashMap::default();
             for number in entry.slices.take_changed() {
                 let name = slice_name(&entry.policy, number);
                 match entry.slice(number) {
-                    // Where uids are not, a policy that was made again has slices of the same names.
+                    // Without UIDs, a policy that was deleted and created again has slices of the same names.
                     Some(slice) => {
                         gone.remove(&name);
-                        self.told.insert(name);
-                        facts.push(Fact::PolicySlice(slice));
+                        self.returned_slices.insert(name);
+                        changes.push(Change::Upsert(Object::PolicySlice(slice)));
                     }
                     None => drop(gone.insert(name)),
                 }
             }
         }
-        facts.extend(gone.into_iter().filter(|name| self.told.remove(name)).map(Fact::PolicySliceGone));
-        facts
+        changes.extend(
+            gone.into_iter()
+                .filter(|name| self.returned_slices.remove(name))
+                .map(ObjectKey::PolicySlice)
+                .map(Change::Delete),
+        );
+        changes
     }
 
-    /// All slices, as they should be now.
+    /// All slices in their current state.
     pub fn slices(&self) -> impl Iterator<Item = PolicySlice> {
         self.policies.values().flat_map(Entry::all)
     }
 
-    /// The slices of one policy.
+    /// The slices of one policy in their current state.
     pub fn slices_of(&self, policy: &PolicyName) -> impl Iterator<Item = PolicySlice> {
         self.policies.get(policy).into_iter().flat_map(Entry::all)
     }
 
-    /// How many backends a policy has: ready pods that it selects and that can be reached as it asks, or its addresses.
+    /// The number of backends of a policy: ready selected pods that the redirect mode can reach, or fixed addresses.
     pub fn backends(&self, policy: &PolicyName) -> usize {
         self.policies.get(policy).map_or(0, |entry| match &entry.policy.target {
             Target::Addresses { addresses, .. } => addresses.len(),
-            Target::LocalPods { .. } | Target::Pods { .. } => entry.chosen.len(),
+            Target::LocalPods { .. } | Target::Pods { .. } => entry.published_pods.len(),
         })
     }
 
-    /// Pods that it selects and that are ready, but cannot be reached as it asks.
-    pub fn left_out(&self, policy: &PolicyName) -> impl Iterator<Item = (&PodName, &LeftOut)> {
-        self.policies.get(policy).into_iter().flat_map(|entry| entry.left_out.iter())
+    /// Ready selected pods that the redirect mode cannot reach.
+    pub fn skipped(&self, policy: &PolicyName) -> impl Iterator<Item = (&PodName, &PodProblem)> {
+        self.policies.get(policy).into_iter().flat_map(|entry| entry.skipped.iter())
     }
 
-    /// Policies whose backends may have changed since `take` was last called.
+    /// Policies whose backends may have changed since the last `take_changes`.
     pub fn dirty(&self) -> impl Iterator<Item = &PolicyName> {
         self.dirty.iter()
     }
@@ -170,10 +178,10 @@ impl Publisher {
         }
         let same = |entry: &Entry| entry.policy.uid == policy.uid;
         let kept = self.policies.get(&policy.name).is_some_and(same);
-        let held = self.withdraw(&policy.name, kept);
+        let held = self.unindex_policy(&policy.name, kept);
         self.scopes.insert(policy);
         if matches!(&policy.target, Target::Pods { namespaces: Some(_), .. }) {
-            self.wide.insert(policy.name.clone());
+            self.with_namespace_selector.insert(policy.name.clone());
         }
         if !kept {
             let adopted = self.adopted.remove(&(policy.name.clone(), policy.uid.clone())).unwrap_or_default();
@@ -183,22 +191,23 @@ impl Publisher {
         }
         self.dirty.insert(policy.name.clone());
         for pod in self.candidates(policy).into_iter().chain(held).collect::<BTreeSet<_>>() {
-            self.consider(&policy.name, &pod);
+            self.update(&policy.name, &pod);
         }
     }
 
     fn remove_policy(&mut self, name: &PolicyName) {
-        self.withdraw(name, false);
+        self.unindex_policy(name, false);
     }
 
-    /// Takes it out of the indexes; what it held. `keep`: its slices stay, to be changed where they differ.
-    fn withdraw(&mut self, name: &PolicyName, keep: bool) -> BTreeSet<PodName> {
+    /// Removes the policy from the indexes and returns the pods that it held. With `keep`, its slices stay and are
+    /// updated later.
+    fn unindex_policy(&mut self, name: &PolicyName, keep: bool) -> BTreeSet<PodName> {
         let Some(entry) = self.policies.get_mut(name) else { return BTreeSet::new() };
         self.scopes.remove(&entry.policy);
-        self.wide.remove(name);
-        let held: BTreeSet<PodName> = entry.chosen.iter().chain(entry.left_out.keys()).cloned().collect();
+        self.with_namespace_selector.remove(name);
+        let held: BTreeSet<PodName> = entry.published_pods.iter().chain(entry.skipped.keys()).cloned().collect();
         if !keep {
-            // Also those that went since it was last asked.
+            // Includes the slices that were removed since the last `take_changes`.
             let numbers: Vec<u32> = entry.slices.take_changed().into_iter().chain(entry.slices.numbers()).collect();
             self.gone.extend(numbers.into_iter().map(|number| slice_name(&entry.policy, number)));
             self.policies.remove(name);
@@ -224,7 +233,7 @@ impl Publisher {
         let lean = Pod { containers: [].into(), ..pod.clone() };
         self.by_namespace.entry(pod.name.namespace.clone()).or_default().insert(pod.name.clone());
         self.pods.insert(pod.name.clone(), lean);
-        self.consider_pod(&pod.name);
+        self.update_pod(&pod.name);
     }
 
     fn remove_pod(&mut self, name: &PodName) {
@@ -237,32 +246,32 @@ impl Publisher {
                 self.by_namespace.remove(&name.namespace);
             }
         }
-        self.consider_pod(name);
+        self.update_pod(name);
     }
 
-    fn consider_pod(&mut self, name: &PodName) {
+    fn update_pod(&mut self, name: &PodName) {
         let mut asked = self.holders.get(name).cloned().unwrap_or_default();
         asked.extend(self.pods.get(name).map(|pod| self.scopes.of_pod(pod)).unwrap_or_default());
-        asked.iter().for_each(|policy| self.consider(policy, name));
+        asked.iter().for_each(|policy| self.update(policy, name));
     }
 
     fn apply_namespace(&mut self, namespace: &Namespace) {
         if self.namespaces.get(&namespace.name) != Some(&namespace.labels) {
             self.namespaces.insert(namespace.name.clone(), namespace.labels.clone());
-            self.consider_namespace(&namespace.name);
+            self.update_namespace(&namespace.name);
         }
     }
 
     fn remove_namespace(&mut self, name: &Name) {
         if self.namespaces.remove(name).is_some() {
-            self.consider_namespace(name);
+            self.update_namespace(name);
         }
     }
 
-    fn consider_namespace(&mut self, name: &Name) {
+    fn update_namespace(&mut self, name: &Name) {
         let pods: Vec<PodName> = self.by_namespace.get(name).into_iter().flatten().cloned().collect();
-        for policy in self.wide.clone() {
-            pods.iter().for_each(|pod| self.consider(&policy, pod));
+        for policy in self.with_namespace_selector.clone() {
+            pods.iter().for_each(|pod| self.update(&policy, pod));
         }
     }
 
@@ -278,21 +287,22 @@ impl Publisher {
 
     fn namespace_labels(&self, name: &Name) -> Option<Labels> {
         let known = self.namespaces.get(name).cloned();
-        let mut labels = known.or_else(|| (self.unknown == Unknown::Plain).then(Labels::new))?;
+        let mut labels =
+            known.or_else(|| (self.unknown_namespace == UnknownNamespace::Unlabelled).then(Labels::new))?;
         labels.insert(NAMESPACE_NAME.into(), name.clone());
         Some(labels)
     }
 
-    /// Brings what is published of one pod by one policy up to date.
-    fn consider(&mut self, policy: &PolicyName, pod: &PodName) {
+    /// Updates what one policy publishes of one pod.
+    fn update(&mut self, policy: &PolicyName, pod: &PodName) {
         let Some(entry) = self.policies.get(policy) else { return };
         let known = self.pods.get(pod).filter(|pod| self.selects(&entry.policy, pod));
-        let choice = known.map(|known| choose(&entry.policy, known));
+        let backend = known.map(|known| pod_backend(&entry.policy, known));
         let Some(entry) = self.policies.get_mut(policy) else { return };
-        if !entry.settle(pod, choice) {
+        if !entry.set_backend(pod, backend) {
             return;
         }
-        let holds = entry.chosen.contains(pod) || entry.left_out.contains_key(pod);
+        let holds = entry.published_pods.contains(pod) || entry.skipped.contains_key(pod);
         self.dirty.insert(policy.clone());
         if holds {
             self.holders.entry(pod.clone()).or_default().insert(policy.clone());
@@ -313,43 +323,49 @@ impl Publisher {
 
 impl Entry {
     fn new(policy: Policy, adopted: Vec<(u32, PolicySlice)>) -> Entry {
-        let places = adopted.iter().flat_map(|(number, slice)| {
+        let slices = adopted.iter().flat_map(|(number, slice)| {
             slice.endpoints.iter().map(|endpoint| ((endpoint.address, slice.family), *number))
         });
-        let earlier = places.collect();
-        Entry { policy, slices: Pack::default(), chosen: BTreeSet::new(), left_out: BTreeMap::new(), earlier }
+        let earlier_slices = slices.collect();
+        Entry {
+            policy,
+            slices: SlicePacker::default(),
+            published_pods: BTreeSet::new(),
+            skipped: BTreeMap::new(),
+            earlier_slices,
+        }
     }
 
-    /// Says whether anything may have changed.
-    fn settle(&mut self, pod: &PodName, choice: Option<Result<Vec<(Group, Endpoint)>, LeftOut>>) -> bool {
-        let endpoints = match choice {
+    /// Returns whether anything may have changed.
+    fn set_backend(&mut self, pod: &PodName, backend: Option<Result<Vec<(SliceGroup, Endpoint)>, PodProblem>>) -> bool {
+        let endpoints = match backend {
             None => {
-                let held = self.left_out.remove(pod).is_some() | self.chosen.remove(pod);
-                self.keep(pod, &[]);
+                let held = self.skipped.remove(pod).is_some() | self.published_pods.remove(pod);
+                self.remove_other_families(pod, &[]);
                 return held;
             }
             Some(Err(why)) => {
-                self.chosen.remove(pod);
-                self.left_out.insert(pod.clone(), why);
-                self.keep(pod, &[]);
+                self.published_pods.remove(pod);
+                self.skipped.insert(pod.clone(), why);
+                self.remove_other_families(pod, &[]);
                 return true;
             }
             Some(Ok(endpoints)) => endpoints,
         };
-        self.left_out.remove(pod);
-        self.chosen.insert(pod.clone());
+        self.skipped.remove(pod);
+        self.published_pods.insert(pod.clone());
         if matches!(self.policy.target, Target::Pods { .. }) {
-            self.keep(pod, &endpoints);
+            self.remove_other_families(pod, &endpoints);
             for (group, endpoint) in endpoints {
-                let earlier = self.earlier.get(&(endpoint.address, group.family)).copied();
-                self.slices.put((pod.clone(), group.family), &group, endpoint, earlier);
+                let earlier = self.earlier_slices.get(&(endpoint.address, group.family)).copied();
+                self.slices.insert((pod.clone(), group.family), &group, endpoint, earlier);
             }
         }
         true
     }
 
-    /// Families that it is not published in any more.
-    fn keep(&mut self, pod: &PodName, endpoints: &[(Group, Endpoint)]) {
+    /// Removes the pod from the families in which it is no longer published.
+    fn remove_other_families(&mut self, pod: &PodName, endpoints: &[(SliceGroup, Endpoint)]) {
         for family in Family::BOTH {
             if !endpoints.iter().any(|(group, _)| group.family == family) {
                 self.slices.remove(&(pod.clone(), family));
@@ -362,26 +378,26 @@ impl Entry {
     }
 
     fn slice(&self, number: u32) -> Option<PolicySlice> {
-        let bin = self.slices.bin(number)?;
+        let packed = self.slices.get(number)?;
         Some(PolicySlice {
             name: slice_name(&self.policy, number),
             policy: self.policy.name.clone(),
             uid: self.policy.uid.clone(),
-            shape: bin.group.shape,
-            family: bin.group.family,
-            ports: bin.group.ports.clone(),
-            endpoints: bin.members.values().cloned().collect(),
+            shape: packed.group.shape,
+            family: packed.group.family,
+            ports: packed.group.ports.clone(),
+            endpoints: packed.members.values().cloned().collect(),
         })
     }
 }
 
-/// As far as it matters here.
+/// Compares only the fields that matter here.
 fn is_same(a: &Pod, b: &Pod) -> bool {
     a.addresses == b.addresses && a.node == b.node && a.labels == b.labels && a.ports == b.ports
 }
 
-/// A policy that is made again under its name has slices of other names: whoever removes those of the first (a garbage
-/// collector) does not meet those of the second.
+/// A policy that is deleted and created again has slices of other names. The garbage collector, which deletes the old
+/// slices, therefore never deletes the new ones.
 fn slice_prefix(policy: &str, uid: &str) -> String {
     let tag: String = uid.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
     if tag.is_empty() { format!("{policy}-") } else { format!("{policy}-{}-", tag.to_ascii_lowercase()) }

@@ -1,12 +1,12 @@
-//! Covering ranges of the ClusterIPs, as the filter holds them: a dial to a known ClusterIP is looked at even where no
-//! frontend uses its port, because it is refused there. They only widen, one word at a time, so a reader never misses;
-//! too wide costs a look-up and is never wrong.
+//! Ranges that cover all ClusterIPs, for the filter in the BPF programs. The filter lets a dial to a known ClusterIP
+//! pass even if no frontend uses its port, because such a dial is refused. Ranges only ever widen, one word per write,
+//! so a reader never misses an address; a range that is too wide costs one lookup and is never wrong.
 
 use crate::address::{Address, Family};
 
 pub const RANGES: usize = 4;
 
-/// Bits of a family's address that a range can tell apart, and the width below which two ranges are not joined.
+/// The number of address bits that a range can distinguish, and the shortest prefix to which two ranges are joined.
 fn limits(family: Family) -> (u32, u32) {
     match family {
         Family::V4 => (32, 12),
@@ -14,7 +14,7 @@ fn limits(family: Family) -> (u32, u32) {
     }
 }
 
-/// The address's first 64 (v6) or only 32 (v4) bits, left-aligned.
+/// The first 64 bits of an IPv6 address, or the 32 bits of an IPv4 address, left-aligned.
 fn bits(address: Address) -> u64 {
     let b = &address.0;
     let word = |at: usize| u64::from(u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]));
@@ -48,13 +48,13 @@ pub fn contains(word: u64, address: Address) -> bool {
     word != 0 && (bits(address) ^ base) & mask(length) == 0
 }
 
-/// Length of the prefix that two ranges share, at most their own.
+/// Length of the common prefix of two ranges, at most the length of the shorter range.
 fn shared(family: Family, a: (u64, u32), b: (u64, u32)) -> u32 {
     let (longest, _) = limits(family);
     (a.0 ^ b.0).leading_zeros().min(a.1).min(b.1).min(longest)
 }
 
-/// Which words to write, in this order, so that the address is covered and nothing ever is uncovered.
+/// The words to write, in this order, to cover the address. No address is uncovered at any time.
 pub fn cover(words: &[u64; RANGES], address: Address) -> Vec<(usize, u64)> {
     let family = address.family();
     if words.iter().any(|w| contains(*w, address)) {
@@ -70,13 +70,13 @@ pub fn cover(words: &[u64; RANGES], address: Address) -> Vec<(usize, u64)> {
     match (nearest, free) {
         (Some((length, i, range)), _) if length >= join => vec![(i, widened(range, length))],
         (_, Some(i)) => vec![(i, widened(fresh, fresh.1))],
-        (nearest, None) => make_room(family, &used, nearest.filter(|n| n.0 > 0), fresh),
+        (nearest, None) => join_ranges(family, &used, nearest.filter(|n| n.0 > 0), fresh),
     }
 }
 
-/// All words are used: join the two ranges, of those and the new one, that share most. Of five ranges three lie in one
-/// half of the space, so some two always share a bit.
-fn make_room(
+/// Used when all words are in use: joins the two ranges with the longest common prefix, the new range included. Of five
+/// ranges, three lie in the same half of the address space, so two of them always share a bit.
+fn join_ranges(
     family: Family,
     used: &[(usize, (u64, u32))],
     nearest: Option<(u32, usize, (u64, u32))>,
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn one_service_range_stays_one_narrow_range() {
+    fn addresses_of_one_service_range_share_one_word() {
         let words = covered(&["10.96.0.1", "10.96.0.10", "10.111.255.254", "10.100.3.4"]);
         assert_eq!(words.iter().filter(|w| **w != 0).count(), 1);
         assert!(!words.iter().any(|w| contains(*w, Address::from(parse_ip("10.244.0.1").unwrap()))));

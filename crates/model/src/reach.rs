@@ -1,5 +1,5 @@
-//! What was found out about the way to pods (`pods: auto`): by routes, and by probes where only a default route leads
-//! there. An input of the planner: who finds out, and how, is somebody else's.
+//! How pods of remote clusters can be reached (`podAccess: auto`), as routes and probes found out. An input of the
+//! planner; the agent collects it.
 
 use crate::address::{Address, Family};
 use crate::name::Name;
@@ -8,27 +8,27 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// How pods of one group are reached.
+/// How the pods of one group are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Found {
+pub enum Reachability {
     Direct,
     Node,
     #[default]
     Unknown,
 }
 
-/// Pods that stand or fall together: those of one node in one /24 (/64).
+/// Pods that are reached in the same way: the pods of one node in one /24 (IPv6: /64).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Group {
+pub struct PodGroup {
     pub cluster: Name,
     pub node: Option<Name>,
     pub prefix: IpNet,
 }
 
-impl Group {
-    pub fn of(cluster: Name, node: Option<Name>, address: Address) -> Group {
-        Group { cluster, node, prefix: prefix(address) }
+impl PodGroup {
+    pub fn of(cluster: Name, node: Option<Name>, address: Address) -> PodGroup {
+        PodGroup { cluster, node, prefix: prefix(address) }
     }
 }
 
@@ -39,32 +39,33 @@ pub(crate) fn prefix(address: Address) -> IpNet {
     }
 }
 
-/// Of a cluster and family, the prefixes in which another cluster, this one for example, has pods as well.
-pub type Shared = BTreeMap<(Name, Family), BTreeMap<IpNet, Name>>;
+/// By cluster and family: the prefixes in which another cluster also has pods, and that other cluster.
+pub type SharedPrefixes = BTreeMap<(Name, Family), BTreeMap<IpNet, Name>>;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
-    pub found: BTreeMap<Group, Found>,
-    /// Destinations of routes more specific than the default route that lead to service addresses (announced by BGP, say).
+    pub found: BTreeMap<PodGroup, Reachability>,
+    /// Destinations of routes, more specific than the default route, that lead to service addresses (announced by BGP,
+    /// for example).
     pub routed: Vec<IpNet>,
-    /// The planner's own: it sees all clusters.
-    pub shared: Shared,
+    /// Computed by the planner, which knows all clusters.
+    pub shared: SharedPrefixes,
 }
 
 impl Reach {
-    pub fn of(&self, group: &Group) -> Found {
-        if self.is_shared(group) { Found::Node } else { self.found.get(group).copied().unwrap_or_default() }
+    pub fn of(&self, group: &PodGroup) -> Reachability {
+        if self.is_shared(group) { Reachability::Node } else { self.found.get(group).copied().unwrap_or_default() }
     }
 
-    /// Whether somebody else's pod may be at these addresses. Where two clusters have one prefix in common they have a whole
-    /// range in common, most likely: all pods of theirs are doubtful then. What names no node is no pod.
-    pub fn is_shared(&self, group: &Group) -> bool {
+    /// Whether a pod of another cluster may have one of these addresses. Two clusters that share one prefix most likely
+    /// share a whole range, so all their pods are affected. An endpoint without a node is not a pod.
+    pub fn is_shared(&self, group: &PodGroup) -> bool {
         let family = Family::of(group.prefix.addr());
         let shared = self.shared.get(&(group.cluster.clone(), family));
         shared.is_some_and(|prefixes| group.node.is_some() || prefixes.contains_key(&group.prefix))
     }
 
-    /// Whether the network itself knows a way to this service address.
+    /// Whether a route of this host leads to the service address.
     pub fn is_routed(&self, address: Address) -> bool {
         self.routed.iter().any(|net| Family::of(net.addr()) == address.family() && net.contains(&address.ip()))
     }

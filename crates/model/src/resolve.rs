@@ -1,18 +1,18 @@
-//! The decision over rows, as the kernel half makes it: the twin of bpf/resolve.h, step by step. Tests compare the two
-//! on random tables; `explain` and `plan` use it, so what they say is what a dial gets.
+//! Resolves a dial over rows, step by step like bpf/resolve.h. Tests compare the two on random tables. `explain` and
+//! `plan` use this resolver, so they show what a dial really gets.
 //!
-//! The kernel picks by a random number; here all that it could pick is listed.
+//! The BPF programs pick a backend at random; this resolver lists all backends that they may pick.
 
 use crate::address::Address;
-use crate::bucket::Buckets;
+use crate::bucket::TokenBuckets;
 use crate::event::{Action, Reason};
 use crate::name::Protocol;
 use crate::range;
 use crate::row::*;
 use crate::rules::EmptyLocal;
 
-/// A dial comes to so many sets at most.
-pub const LINKS: usize = 3;
+/// Maximum number of sets in a chain.
+pub const MAX_CHAIN: usize = 3;
 
 #[derive(Clone, Debug)]
 pub struct Dial {
@@ -20,15 +20,15 @@ pub struct Dial {
     pub port: u16,
     pub protocol: Protocol,
     pub view: u32,
-    /// What the dialler's packets would come from, if known.
+    /// The source address of the client's packets, if known.
     pub source: Option<Address>,
-    /// In the host's own network namespace.
+    /// The client is in the host's network namespace.
     pub host: bool,
-    /// The backend that the socket (unconnected UDP) or the client (affinity) used before.
+    /// The backend, with its generation, that the socket (unconnected UDP) or the client (affinity) used before.
     pub prefer: Option<(BackendId, u32)>,
-    /// Cgroups above the dialler, its own included.
+    /// The ids of the client's cgroup and of all its ancestors.
     pub cgroups: Vec<u64>,
-    /// Nanoseconds of the clock that buckets fill by.
+    /// The time in nanoseconds, for the token buckets.
     pub now: u64,
 }
 
@@ -39,11 +39,11 @@ impl Dial {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct FrontendMatch {
     pub key: FrontendKey,
     pub set: SetId,
-    pub kind: Kind,
-    /// A NodePort at another node's address.
+    pub kind: FrontendKind,
+    /// The dialled address is the address of another node (NodePorts only).
     pub foreign: bool,
 }
 
@@ -51,13 +51,13 @@ pub struct Found {
 pub struct Verdict {
     pub action: Action,
     pub reason: Reason,
-    pub found: Option<Found>,
-    /// The sets that were asked, in order; the last one decided.
+    pub found: Option<FrontendMatch>,
+    /// The sets that were consulted, in order. The last one decided.
     pub path: Vec<SetId>,
-    /// What the kernel may pick; one only where it must keep it.
+    /// The backends that may be picked. Exactly one if a recorded backend is kept.
     pub backends: Vec<BackendId>,
     pub kept: bool,
-    /// The last set whose limit sent the dial further down, or off.
+    /// The last set whose limit the dial exceeded.
     pub limited: Option<SetId>,
 }
 
@@ -68,38 +68,38 @@ impl Verdict {
     }
 }
 
-/// What a dial gets that finds every bucket full.
+/// Resolves a dial with all token buckets full.
 pub fn resolve(rows: &Rows, dial: &Dial, empty_local: EmptyLocal) -> Verdict {
-    resolve_with(rows, dial, empty_local, &mut Buckets::default())
+    resolve_with(rows, dial, empty_local, &mut TokenBuckets::default())
 }
 
-/// What it gets of these buckets, and takes from them.
-pub fn resolve_with(rows: &Rows, dial: &Dial, empty_local: EmptyLocal, buckets: &mut Buckets) -> Verdict {
+/// Resolves a dial with the given token buckets, and takes a token from the bucket that applies.
+pub fn resolve_with(rows: &Rows, dial: &Dial, empty_local: EmptyLocal, buckets: &mut TokenBuckets) -> Verdict {
     match find(rows, dial) {
         Some(found) => decide(rows, dial, found, empty_local, buckets),
         None => Verdict::untouched(Reason::None),
     }
 }
 
-/// 0.0.0.0 and :: as a destination mean loopback.
-fn settle_any(address: Address) -> Address {
+/// As destinations, 0.0.0.0 and :: mean loopback.
+fn any_to_loopback(address: Address) -> Address {
     if address.is_any() { Address::loopback(address.family()) } else { address }
 }
 
-fn find(rows: &Rows, dial: &Dial) -> Option<Found> {
+fn find(rows: &Rows, dial: &Dial) -> Option<FrontendMatch> {
     if !dial.protocol.has_hook() {
         return None;
     }
     let bits = rows.ports.get(&(dial.protocol, dial.port)).copied().unwrap_or_default();
     let words = if dial.address.family() == crate::Family::V4 { &rows.ranges_v4 } else { &rows.ranges_v6 };
-    let ranged = words.iter().any(|w| range::contains(*w, dial.address));
-    let address = settle_any(dial.address);
+    let in_range = words.iter().any(|w| range::contains(*w, dial.address));
+    let address = any_to_loopback(dial.address);
     let key = |address, port, protocol, view| FrontendKey { address, port, protocol, scope: Scope::Inside, view };
-    let look = |key: FrontendKey, foreign| {
-        rows.frontends.get(&key).map(|row| Found { key, set: row.set, kind: row.kind, foreign })
+    let lookup = |key: FrontendKey, foreign| {
+        rows.frontends.get(&key).map(|row| FrontendMatch { key, set: row.set, kind: row.kind, foreign })
     };
-    let exact = || look(key(address, dial.port, Some(dial.protocol), dial.view), false).filter(|_| bits.frontend);
-    let known = || look(key(address, 0, None, dial.view), false).filter(|_| ranged);
+    let exact = || lookup(key(address, dial.port, Some(dial.protocol), dial.view), false).filter(|_| bits.frontend);
+    let all_ports = || lookup(key(address, 0, None, dial.view), false).filter(|_| in_range);
     let node_port = || {
         let at = node_address(address);
         let node = rows.nodes.get(&at).filter(|n| bits.node_port && (!n.loopback || dial.host))?;
@@ -107,12 +107,12 @@ fn find(rows: &Rows, dial: &Dial) -> Option<Found> {
             return None;
         }
         let any = Address::any(address.family());
-        look(key(any, dial.port, Some(dial.protocol), u32::from(node.cluster)), !node.own)
+        lookup(key(any, dial.port, Some(dial.protocol), u32::from(node.cluster)), !node.own)
     };
-    exact().or_else(known).or_else(node_port)
+    exact().or_else(all_ports).or_else(node_port)
 }
 
-/// All of 127.0.0.0/8 is one row, which may stand for 127.0.0.1 alone.
+/// All of 127.0.0.0/8 shares the row of 127.0.0.1. That row may be limited to 127.0.0.1 itself.
 fn node_address(address: Address) -> Address {
     match address.ip() {
         std::net::IpAddr::V4(ip) if ip.is_loopback() => Address::from(std::net::IpAddr::from([127, 0, 0, 1])),
@@ -127,7 +127,13 @@ fn fail(empty_local: EmptyLocal, reason: Reason) -> (Action, Reason) {
     }
 }
 
-fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal, buckets: &mut Buckets) -> Verdict {
+fn decide(
+    rows: &Rows,
+    dial: &Dial,
+    found: FrontendMatch,
+    empty_local: EmptyLocal,
+    buckets: &mut TokenBuckets,
+) -> Verdict {
     let mut verdict = Verdict::untouched(Reason::None);
     let mut id = found.set;
     let foreign = found.foreign;
@@ -138,19 +144,19 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal, bucke
         return verdict;
     }
     if let Some(prefer) = dial.prefer
-        && keep(rows, dial, prefer, id, &mut verdict)
+        && keep_recorded(rows, dial, prefer, id, &mut verdict)
     {
         return verdict;
     }
-    for _ in 0..LINKS {
+    for _ in 0..MAX_CHAIN {
         let Some(set) = rows.sets.get(id) else { return verdict };
         verdict.path.push(id);
-        if let Some(outcome) = bar(rows, dial, set, foreign, empty_local) {
+        if let Some(outcome) = check_access(rows, dial, set, foreign, empty_local) {
             (verdict.action, verdict.reason) = outcome;
             return verdict;
         }
         let selected = set.header.self_next && is_selected(rows, dial, set.header.policy);
-        if !selected && take_from(rows, dial, (id, set), buckets, &mut verdict) {
+        if !selected && pick_from(rows, dial, (id, set), buckets, &mut verdict) {
             return verdict;
         }
         if set.header.next == SET_NONE {
@@ -158,7 +164,7 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal, bucke
             (verdict.action, verdict.reason) = match (selected, limited) {
                 (true, _) => (Action::Refused, Reason::SelfDial),
                 (_, true) => (Action::Refused, Reason::Limited),
-                _ => empty(set, empty_local),
+                _ => verdict_if_empty(set, empty_local),
             };
             return verdict;
         }
@@ -167,9 +173,9 @@ fn decide(rows: &Rows, dial: &Dial, found: Found, empty_local: EmptyLocal, bucke
     verdict
 }
 
-/// A socket's record holds while its backend lives in some set of the chain. Sets that bar dials are asked in their turn,
-/// and a selected pod keeps nothing of the policy that selects it.
-fn keep(
+/// Keeps the recorded backend while some set of the chain contains it. A set that restricts its clients is checked in
+/// turn instead. A selected pod keeps no backend of the policy that selects it.
+fn keep_recorded(
     rows: &Rows,
     dial: &Dial,
     (backend, generation): (BackendId, u32),
@@ -177,9 +183,9 @@ fn keep(
     verdict: &mut Verdict,
 ) -> bool {
     let mut path = Vec::new();
-    for _ in 0..LINKS {
-        let barred = |set: &&SetRow| set.header.own_node || set.header.restricted;
-        let Some(set) = rows.sets.get(id).filter(|set| !barred(set)) else { return false };
+    for _ in 0..MAX_CHAIN {
+        let restricted = |set: &&SetRow| set.header.own_node || set.header.restricted;
+        let Some(set) = rows.sets.get(id).filter(|set| !restricted(set)) else { return false };
         path.push(id);
         let selected = || set.header.self_next && is_selected(rows, dial, set.header.policy);
         if set.span.count > 0 && is_member(rows, backend, Some(generation), set) && !selected() {
@@ -192,12 +198,12 @@ fn keep(
     false
 }
 
-/// What follows a socket's record costs nothing, a pick costs a token; an empty set has none to ask for.
-fn take_from(
+/// Picks from one set. Keeping a recorded backend costs no token; a new pick costs one. An empty set takes no token.
+fn pick_from(
     rows: &Rows,
     dial: &Dial,
     (id, set): (SetId, &SetRow),
-    buckets: &mut Buckets,
+    buckets: &mut TokenBuckets,
     verdict: &mut Verdict,
 ) -> bool {
     let members = live_members(rows, set);
@@ -206,7 +212,7 @@ fn take_from(
     }
     let kept = dial.prefer.filter(|(b, generation)| is_member(rows, *b, Some(*generation), set));
     let limit = rows.buckets.get(&set.header.policy).filter(|_| set.header.limited && kept.is_none());
-    if limit.is_some_and(|limit| !buckets.take(set.header.policy, *limit, dial.now)) {
+    if limit.is_some_and(|limit| !buckets.take_token(set.header.policy, *limit, dial.now)) {
         verdict.limited = Some(id);
         return false;
     }
@@ -220,17 +226,23 @@ fn is_selected(rows: &Rows, dial: &Dial, policy: PolicyId) -> bool {
     dial.cgroups.iter().any(|cgroup| rows.selected.contains(&(policy, *cgroup)))
 }
 
-fn empty(set: &SetRow, empty_local: EmptyLocal) -> (Action, Reason) {
+pub(crate) fn verdict_if_empty(set: &SetRow, empty_local: EmptyLocal) -> (Action, Reason) {
     match set.header.when_empty {
         WhenEmpty::Refuse => (Action::Refused, Reason::NoEndpoint),
         WhenEmpty::Fail => fail(empty_local, Reason::NoLocal),
     }
 }
 
-/// The set speaks for itself before any pick.
-fn bar(rows: &Rows, dial: &Dial, set: &SetRow, foreign: bool, empty_local: EmptyLocal) -> Option<(Action, Reason)> {
+/// Checks whether the set may serve this dial at all, before a backend is picked.
+fn check_access(
+    rows: &Rows,
+    dial: &Dial,
+    set: &SetRow,
+    foreign: bool,
+    empty_local: EmptyLocal,
+) -> Option<(Action, Reason)> {
     if set.header.own_node && foreign {
-        return Some(empty(set, empty_local));
+        return Some(verdict_if_empty(set, empty_local));
     }
     if !set.header.restricted {
         return None;

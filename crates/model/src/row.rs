@@ -1,9 +1,9 @@
-//! Rows: the exact image of the agent's tables, in our types. `Rows` is what a dump of the kernel gives, what the memory
-//! map holds, and what the tables mirror; crates/datapath/src/wire.rs turns rows into the kernel's bytes.
+//! The rows of the kernel tables, in our types. `Rows` is what a dump of the kernel returns, what `MemoryMaps` holds
+//! and what `Tables` mirrors. crates/datapath/src/wire.rs converts rows to the bytes of the BPF maps.
 
 use crate::address::{Address, Family};
-use crate::by_id::ById;
 use crate::hash::HashMap;
+use crate::id_map::IdMap;
 use crate::name::Protocol;
 use crate::policy::Limit;
 use ipnet::IpNet;
@@ -12,23 +12,23 @@ use std::collections::{BTreeMap, BTreeSet};
 pub type OwnerId = u32;
 pub type SetId = u32;
 pub type BackendId = u32;
-/// A policy's number: the id of its name, which all its sets share.
+/// The id of a policy's name, which all sets of the policy share.
 pub type PolicyId = u32;
 
 /// The number of the cluster that this host is a node of.
 pub const HOME_CLUSTER: u32 = 0;
 pub const INLINE_SLOTS: usize = 8;
-/// No policy: a Service's own set, or one of a policy that asks nothing of a dial.
+/// The policy id of a Service's set, and of a policy's set that has neither a limit nor selected pods.
 pub const NO_POLICY: PolicyId = 0;
 pub const SET_NONE: SetId = 0;
 pub const SET_CLOSED: SetId = 1;
 pub const SET_FIRST: SetId = 2;
-/// One set holds at most this many slots.
+/// Maximum number of slots of one set.
 pub const MAX_SLOTS: usize = 0xffff;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Kind {
+pub enum FrontendKind {
     #[serde(rename = "clusterIP")]
     ClusterIp,
     LoadBalancer,
@@ -48,7 +48,7 @@ pub enum Scope {
 pub struct FrontendKey {
     pub address: Address,
     pub port: u16,
-    /// `None` with port 0: "this ClusterIP is known", whatever the port.
+    /// `None`, with port 0, for the row that stands for all ports of a ClusterIP.
     pub protocol: Option<Protocol>,
     pub scope: Scope,
     pub view: u32,
@@ -59,7 +59,7 @@ impl FrontendKey {
         FrontendKey { address, port, protocol: Some(protocol), scope: Scope::Inside, view: 0 }
     }
 
-    pub fn known(address: Address) -> FrontendKey {
+    pub fn all_ports(address: Address) -> FrontendKey {
         FrontendKey { address, port: 0, protocol: None, scope: Scope::Inside, view: 0 }
     }
 
@@ -67,11 +67,12 @@ impl FrontendKey {
         self.address.is_any()
     }
 
-    /// What is looked at when this row is missing. NodePort rows stand under their cluster's number instead of a view, and
-    /// only our own cluster has rows at single nodes' addresses.
+    /// The keys that are looked up when this row is missing: all ports of the ClusterIP, and the NodePort wildcard.
+    /// NodePort rows have the cluster number in place of a view, and only the home cluster has NodePort rows at single
+    /// node addresses.
     pub fn fallbacks(&self) -> [FrontendKey; 2] {
-        let known = FrontendKey { port: 0, protocol: None, ..*self };
-        [known, FrontendKey { address: Address::any(self.address.family()), view: HOME_CLUSTER, ..*self }]
+        let all_ports = FrontendKey { port: 0, protocol: None, ..*self };
+        [all_ports, FrontendKey { address: Address::any(self.address.family()), view: HOME_CLUSTER, ..*self }]
     }
 
     pub fn tier(&self) -> Tier {
@@ -79,7 +80,7 @@ impl FrontendKey {
     }
 }
 
-/// An exact row is looked at first, whatever it falls back to only when that is missing.
+/// An exact row is looked up first. A fallback row is looked up only if the exact row is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     Exact,
@@ -100,25 +101,25 @@ impl std::fmt::Debug for FrontendKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrontendRow {
     pub set: SetId,
-    pub kind: Kind,
+    pub kind: FrontendKind,
 }
 
-/// Where a set's backend ids stand.
+/// Where the backend ids of a set are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     Inline,
     Range(u32),
 }
 
-/// Loaded by readers as one word.
+/// Readers load the span as one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct SlotSpan {
     pub base: Base,
     pub count: u16,
     pub generation: u16,
 }
 
-/// A backend's state and a set's role speak the same bits.
+/// The bits of a backend's roles. A backend has the roles of all sets that contain it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     Cluster = 1,
@@ -126,7 +127,7 @@ pub enum Role {
     Node = 4,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Rule {
     Service,
@@ -136,32 +137,32 @@ pub enum Rule {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenEmpty {
-    /// No endpoint anywhere.
+    /// The service has no endpoint at all: refuse.
     Refuse,
-    /// Others exist, but not in this set, or not for this dialler: `--empty-local` decides.
+    /// Endpoints exist, but not in this set or not for this client: `--no-local-endpoint-action` decides.
     Fail,
 }
 
-/// What of a set changes in place, each field by a store of its own.
+/// The fields of a set that change in place, each by a single write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct SetHeader {
     pub next: SetId,
     pub affinity: u32,
     pub policy: PolicyId,
-    /// A pick costs a token of the policy's bucket.
+    /// Every pick takes a token from the policy's bucket.
     pub limited: bool,
-    /// A pod that the policy selects goes to the next set.
+    /// A dial from a pod that the policy selects skips this set.
     pub self_next: bool,
     pub when_empty: WhenEmpty,
     pub restricted: bool,
-    /// As a NodePort it holds for our own addresses only; others' get what `when_empty` says.
+    /// As a NodePort, the set serves only this node's own addresses. Dials to other nodes' addresses get `when_empty`.
     pub own_node: bool,
 }
 
-impl Default for Header {
-    /// Of a set that nothing special is asked of.
-    fn default() -> Header {
-        Header {
+impl Default for SetHeader {
+    /// The header of a set without any special behaviour.
+    fn default() -> SetHeader {
+        SetHeader {
             next: SET_NONE,
             affinity: 0,
             policy: NO_POLICY,
@@ -176,29 +177,29 @@ impl Default for Header {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetRow {
-    pub span: Span,
+    pub span: SlotSpan,
     pub owner: OwnerId,
     pub family: Family,
     pub role: Role,
-    /// `Role::Node`: the name id of that node.
+    /// The name id of the node, if the role is `Role::Node`.
     pub node: u32,
     pub rule: Rule,
-    pub header: Header,
+    pub header: SetHeader,
     pub inline: [BackendId; INLINE_SLOTS],
 }
 
 impl SetRow {
-    /// What a dial gets that may use this set and finds it empty; a cluster set is empty only where there is none at all.
+    /// What an empty set does with a dial that may use it. A cluster set is empty only if the service has no endpoint.
     pub fn when_empty(&self) -> WhenEmpty {
         if self.role == Role::Cluster { WhenEmpty::Refuse } else { self.header.when_empty }
     }
 }
 
-/// A generation tells a recycled id from the one that a record remembers.
+/// The generation distinguishes a recycled backend id from the one that a socket record refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct BackendState {
     pub generation: u32,
-    /// OR of the roles of the sets that it is in; 0: not in use.
+    /// The roles of all sets that contain the backend. 0 means that the backend is not in use.
     pub roles: u8,
 }
 
@@ -208,16 +209,16 @@ pub struct BackendRow {
     pub port: u16,
     pub node: u32,
     pub owner: OwnerId,
-    pub state: State,
+    pub state: BackendState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeRow {
     pub cluster: u16,
     pub own: bool,
-    /// Only for diallers in the host's own network namespace.
+    /// The row applies only to clients in the host's network namespace.
     pub loopback: bool,
-    /// 127.0.0.1 itself; without this its row speaks for all of 127.0.0.0/8.
+    /// The row applies to 127.0.0.1 only. Otherwise the row of 127.0.0.1 applies to all of 127.0.0.0/8.
     pub alone: bool,
 }
 
@@ -236,15 +237,15 @@ pub struct NameRow {
     pub text: String,
 }
 
-/// Which kinds of frontends use a port: two bits of the filter.
+/// Two bits of the port filter: which kinds of frontends use the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PortBits {
     pub frontend: bool,
     pub node_port: bool,
 }
 
-/// How many rows each table can hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+/// The capacity of each table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sizes {
     pub frontends: u32,
@@ -259,12 +260,12 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Room for this many service ports with a few backends each.
+    /// Capacity for this many service ports with a few backends each.
     pub fn for_services(services: u32) -> Sizes {
         Sizes {
             frontends: services * 4,
             sets: services * 2 + SET_FIRST,
-            // A set of nine backends and more has a stretch of its own, rounded up.
+            // A set of more than eight backends has its own range of slots, rounded up to a power of two.
             slots: services * 16,
             backends: services * 8,
             nodes: 16_384,
@@ -279,23 +280,23 @@ impl Sizes {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rows {
     pub frontends: HashMap<FrontendKey, FrontendRow>,
-    pub sets: ById<SetRow>,
-    /// Slots that no set uses may hold anything.
+    pub sets: IdMap<SetRow>,
+    /// The values of slots that no set uses are undefined.
     pub slots: Vec<BackendId>,
-    pub backends: ById<BackendRow>,
+    pub backends: IdMap<BackendRow>,
     pub nodes: BTreeMap<Address, NodeRow>,
     pub sources: BTreeSet<(OwnerId, IpNet)>,
     pub buckets: BTreeMap<PolicyId, Limit>,
-    /// Pods that a policy selects, by the id of their cgroup.
+    /// The cgroup ids of the pods that a policy selects.
     pub selected: BTreeSet<(PolicyId, u64)>,
-    pub names: ById<NameRow>,
+    pub names: IdMap<NameRow>,
     pub ports: HashMap<(Protocol, u16), PortBits>,
     pub ranges_v4: [u64; 4],
     pub ranges_v6: [u64; 4],
 }
 
 impl Rows {
-    /// The sets that a dial can come to: those of frontends, and those linked below them.
+    /// The sets that a dial can reach: those of frontends, and those linked below them.
     pub fn reachable_sets(&self) -> BTreeSet<SetId> {
         let mut reached = BTreeSet::new();
         for row in self.frontends.values() {
@@ -308,13 +309,13 @@ impl Rows {
         reached
     }
 
-    /// The ranges that may dial what belongs to this owner.
+    /// The source ranges of an owner.
     pub fn sources_of(&self, owner: OwnerId) -> impl Iterator<Item = IpNet> {
         let lowest = IpNet::from(ipnet::Ipv4Net::default());
         self.sources.range((owner, lowest)..).take_while(move |(of, _)| *of == owner).map(|(_, net)| *net)
     }
 
-    /// The cgroups of the pods that this policy selects.
+    /// The cgroup ids of the pods that a policy selects.
     pub fn selected_by(&self, policy: PolicyId) -> impl Iterator<Item = u64> {
         self.selected.range((policy, 0)..=(policy, u64::MAX)).map(|(_, cgroup)| *cgroup)
     }

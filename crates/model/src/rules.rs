@@ -1,27 +1,29 @@
-//! The options that decide what a dial means on this node: input of the planner, the same for agent and `plan`.
+//! The settings that decide what a dial means on this host. They are an input of the planner, and the same for the
+//! agent and for `plan`.
 
 use crate::address::{Address, Family};
-use crate::fact::Node;
+use crate::cluster::ClusterRules;
 use crate::name::Name;
-use crate::stand::ClusterRules;
+use crate::object::Node;
 use crate::virtual_address;
 use ipnet::{IpNet, Ipv4Net};
 use std::net::Ipv4Addr;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LocalPolicy {
-    /// Internal policy speaks for the ClusterIP, external policy for the rest.
+    /// internalTrafficPolicy applies to the ClusterIP, externalTrafficPolicy to all other addresses.
     #[default]
     Kubernetes,
-    /// A Local policy of either kind holds for every address of the service.
+    /// A Local policy of either kind applies to every address of the Service.
     Strict,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum EmptyLocal {
     #[default]
     Refuse,
-    /// Left alone, so that the packet is lost as with kube-proxy.
+    /// The dial is left unchanged, so the packet is lost, as with kube-proxy.
     Drop,
 }
 
@@ -41,39 +43,41 @@ pub enum NodePortAddress {
     Range(IpNet),
 }
 
-/// Where this host stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum StandPoint {
+/// The role of this host in its (first) cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostRole {
     /// A Node of the cluster.
     #[default]
     Node,
-    /// A host that is none.
+    /// A host that is not a Node of any cluster.
     Outside,
-    /// A Node that has no pod network: it reaches its own pods, and others through their nodes.
+    /// A Node without a pod network. It reaches its own pods directly, and other pods through their nodes.
     Edge,
 }
 
 #[derive(Clone, Debug)]
 pub struct Rules {
-    pub stand_point: StandPoint,
-    /// In the order of the configuration, which is the order in which ranges are owned. None: `LOCAL_CLUSTER` alone.
+    pub host_role: HostRole,
+    /// In the order of the configuration, which is also the order in which clusters own service ranges. An empty list
+    /// stands for `LOCAL_CLUSTER` alone.
     pub clusters: Vec<ClusterRules>,
     pub node_name: Name,
     pub local_policy: LocalPolicy,
     pub empty_local: EmptyLocal,
     pub external_ips: ExternalIps,
     pub node_port_addresses: Vec<NodePortAddress>,
-    /// This host's own addresses, as the interfaces show them (no loopback); the first of a family is the primary one
-    /// where no Node object says otherwise.
+    /// The addresses of this host's interfaces, without loopback. The first of a family is the primary address if there
+    /// is no Node object.
     pub own_addresses: Vec<Address>,
-    /// Where policies may put virtual addresses.
+    /// The ranges in which policies may use virtual addresses.
     pub virtual_ranges: Vec<IpNet>,
 }
 
 impl Rules {
     pub fn for_node(name: &str) -> Rules {
         Rules {
-            stand_point: StandPoint::default(),
+            host_role: HostRole::default(),
             clusters: Vec::new(),
             node_name: name.into(),
             local_policy: LocalPolicy::default(),
@@ -85,13 +89,14 @@ impl Rules {
         }
     }
 
-    /// The addresses of another node at which its NodePorts answer, from its Node status.
+    /// The addresses at which another node serves NodePorts, from its Node status.
     pub fn node_port_addresses_of(&self, node: &Node) -> Vec<Address> {
         let all: Vec<Address> = node.addresses.iter().map(|(_, a)| *a).collect();
         self.choose(&all, |family| node.primary(family))
     }
 
-    /// The same for this node: its Node object may be missing (a folder without one).
+    /// The addresses at which this node serves NodePorts. The Node object may be missing, for example in a folder of
+    /// manifests.
     pub fn own_node_port_addresses(&self, node: Option<&Node>) -> Vec<Address> {
         let first = |family| self.own_addresses.iter().copied().find(|a| a.family() == family);
         let primary = |family| node.map_or_else(|| first(family), |n| n.primary(family));
@@ -100,26 +105,26 @@ impl Rules {
         self.choose(&all, primary)
     }
 
-    /// Whether NodePorts answer at this family's loopback addresses.
+    /// Whether NodePorts are served at the loopback addresses of a family.
     pub fn localhost_node_ports(&self, family: Family) -> bool {
         let loopback = Address::loopback(family);
         self.node_port_addresses.contains(&NodePortAddress::Localhost)
             || !self.choose_family(family, &[loopback], None).is_empty()
     }
 
-    /// Whether NodePorts answer at all of 127.0.0.0/8. A range that holds only a part of it chooses as from a node's
-    /// other addresses: among those that the interface has, which is 127.0.0.1.
+    /// Whether NodePorts are served at all of 127.0.0.0/8. A configured range that contains only a part of it selects
+    /// from the addresses of the loopback interface, which is 127.0.0.1.
     pub fn is_loopback_block_served(&self) -> bool {
         let block = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
-        let whole = |word: &NodePortAddress| match word {
+        let covers_block = |setting: &NodePortAddress| match setting {
             NodePortAddress::Localhost | NodePortAddress::All => true,
             NodePortAddress::Range(IpNet::V4(net)) => net.contains(&block),
             NodePortAddress::Range(IpNet::V6(_)) | NodePortAddress::Primary => false,
         };
-        self.node_port_addresses.iter().any(whole) || self.is_unlisted(Family::V4)
+        self.node_port_addresses.iter().any(covers_block) || self.is_unlisted(Family::V4)
     }
 
-    /// Ranges restrict only the families that they list.
+    /// Configured ranges restrict only the families that they contain.
     fn is_unlisted(&self, family: Family) -> bool {
         let mut ranges = self.node_port_addresses.iter().filter_map(as_range).peekable();
         ranges.peek().is_some() && ranges.all(|net| Family::of(net.addr()) != family)
@@ -137,8 +142,8 @@ impl Rules {
         let of_family = all.iter().copied().filter(|a| a.family() == family);
         let ranges: Vec<&IpNet> = self.node_port_addresses.iter().filter_map(as_range).collect();
         let mut chosen = Vec::new();
-        for word in &self.node_port_addresses {
-            match word {
+        for setting in &self.node_port_addresses {
+            match setting {
                 NodePortAddress::Primary => chosen.extend(primary),
                 NodePortAddress::All => chosen.extend(of_family.clone()),
                 NodePortAddress::Localhost | NodePortAddress::Range(_) => {}
@@ -153,8 +158,8 @@ impl Rules {
     }
 }
 
-fn as_range(word: &NodePortAddress) -> Option<&IpNet> {
-    match word {
+fn as_range(setting: &NodePortAddress) -> Option<&IpNet> {
+    match setting {
         NodePortAddress::Range(net) => Some(net),
         _ => None,
     }

@@ -1,22 +1,22 @@
-//! Which endpoints: one pure function defines what a service port means on this node. Everything else (plan, explain,
-//! health checks) asks it.
+//! Selects the endpoints of a service port for this node. The plan, `explain` and the health checks all use this
+//! function.
 //!
 //! ```text
 //! topology, over READY endpoints only:
 //!   none ready                                   -> no topology
 //!   ALL have node hints and ANY names this node  -> same node
-//!   else ALL have zone hints and ANY ours        -> same zone
+//!   else ALL have zone hints and ANY this zone   -> same zone
 //!   else                                         -> all
 //! cluster set = ready endpoints that the topology keeps; if empty: all serving and terminating ones
 //! local set   = local and ready; if empty: local, serving and terminating; hints never apply
 //! ```
 
 use crate::address::Address;
-use crate::fact::{Endpoint, Hints};
 use crate::name::Name;
+use crate::object::{Endpoint, Hints};
 use std::collections::BTreeMap;
 
-/// An endpoint of one service port: its port comes from its slice.
+/// An endpoint of one service port. The port number comes from its slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub address: Address,
@@ -25,7 +25,7 @@ pub struct Candidate {
     pub serving: bool,
     pub terminating: bool,
     pub local: bool,
-    /// Where it stands, as far as is known.
+    /// The node of the endpoint, if known.
     pub node: Option<Name>,
     pub hints: Option<Box<Hints>>,
 }
@@ -36,20 +36,21 @@ impl Candidate {
         Candidate { address, port, ready, serving, terminating, local, node, hints: endpoint.hints.clone() }
     }
 
-    /// Only used when nothing is ready: it still answers, on its way out.
+    /// A terminating endpoint that still serves. Used only if no endpoint is ready.
     fn is_last_resort(&self) -> bool {
         !self.ready && self.serving && self.terminating
     }
 
-    /// Of one ip:port in several slices: live wins over terminating, then ready, then serving.
+    /// When several slices list one address and port: an endpoint that is not terminating wins, then a ready one, then
+    /// a serving one.
     fn rank(&self) -> (bool, bool, bool) {
         (!self.terminating, self.ready, self.serving)
     }
 }
 
-/// Where this node stands, as far as selection cares.
+/// The node and zone that topology hints and Local policies are compared with.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct NodeLocation {
     pub node: Name,
     pub zone: Option<Name>,
 }
@@ -64,27 +65,28 @@ pub enum Topology {
 
 #[derive(Clone, Debug)]
 pub struct Selection {
-    /// Sorted by address and port, one of each.
+    /// Sorted by address and port, without duplicates.
     pub candidates: Vec<Candidate>,
     pub topology: Topology,
     /// Indexes into `candidates`.
     pub cluster: Vec<usize>,
     pub local: Vec<usize>,
-    /// Whether any endpoint anywhere could serve: tells "refuse" from "fail".
+    /// Whether any endpoint anywhere could serve. Decides between refusing a dial and applying
+    /// `--no-local-endpoint-action`.
     pub any: bool,
 }
 
-pub fn select(candidates: Vec<Candidate>, place: &Place) -> Selection {
+pub fn select(candidates: Vec<Candidate>, location: &NodeLocation) -> Selection {
     let candidates = merge(candidates);
-    let topology = topology(&candidates, place);
-    let cluster = cluster_set(&candidates, topology, place);
+    let topology = topology(&candidates, location);
+    let cluster = cluster_set(&candidates, topology, location);
     let local = local_set(&candidates, |c| c.local);
     let any = candidates.iter().any(|c| c.ready || c.is_last_resort());
     Selection { candidates, topology, cluster, local, any }
 }
 
 impl Selection {
-    /// What each node's own local set would be. Only external Local asks.
+    /// The local set of every node, for externalTrafficPolicy Local.
     pub fn node_sets(&self) -> BTreeMap<Name, Vec<usize>> {
         let mut nodes: BTreeMap<Name, [Vec<usize>; 2]> = BTreeMap::new();
         for (i, c) in self.candidates.iter().enumerate() {
@@ -98,7 +100,8 @@ impl Selection {
     }
 }
 
-/// Of equals the first counts (slices come in the order of their names); who knows the node says where it stands.
+/// Of equal candidates the first is kept (slices are in the order of their names). If only a later one names its node,
+/// that node is used.
 fn merge(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
     candidates.sort_by(|a, b| (a.address, a.port, b.rank()).cmp(&(b.address, b.port, a.rank())));
     candidates.dedup_by(|later, kept| {
@@ -123,29 +126,29 @@ fn zone_hints(c: &Candidate) -> &[Name] {
     hinted(c, |h| &h.zones)
 }
 
-fn topology(candidates: &[Candidate], place: &Place) -> Topology {
+fn topology(candidates: &[Candidate], location: &NodeLocation) -> Topology {
     let ready = || candidates.iter().filter(|c| c.ready);
-    let applies = |hints: fn(&Candidate) -> &[Name], ours: Option<&Name>| {
-        ready().all(|c| !hints(c).is_empty()) && ready().any(|c| ours.is_some_and(|o| hints(c).contains(o)))
+    let applies = |hints: fn(&Candidate) -> &[Name], own: Option<&Name>| {
+        ready().all(|c| !hints(c).is_empty()) && ready().any(|c| own.is_some_and(|own| hints(c).contains(own)))
     };
     match () {
         () if ready().next().is_none() => Topology::None,
-        () if applies(node_hints, Some(&place.node)) => Topology::SameNode,
-        () if applies(zone_hints, place.zone.as_ref()) => Topology::SameZone,
+        () if applies(node_hints, Some(&location.node)) => Topology::SameNode,
+        () if applies(zone_hints, location.zone.as_ref()) => Topology::SameZone,
         () => Topology::All,
     }
 }
 
-fn keeps(topology: Topology, c: &Candidate, place: &Place) -> bool {
+fn keeps(topology: Topology, c: &Candidate, location: &NodeLocation) -> bool {
     match topology {
         Topology::None | Topology::All => true,
-        Topology::SameNode => node_hints(c).contains(&place.node),
-        Topology::SameZone => place.zone.as_ref().is_some_and(|z| zone_hints(c).contains(z)),
+        Topology::SameNode => node_hints(c).contains(&location.node),
+        Topology::SameZone => location.zone.as_ref().is_some_and(|z| zone_hints(c).contains(z)),
     }
 }
 
-fn cluster_set(candidates: &[Candidate], topology: Topology, place: &Place) -> Vec<usize> {
-    let ready = indexes(candidates, |c| c.ready && keeps(topology, c, place));
+fn cluster_set(candidates: &[Candidate], topology: Topology, location: &NodeLocation) -> Vec<usize> {
+    let ready = indexes(candidates, |c| c.ready && keeps(topology, c, location));
     if ready.is_empty() { indexes(candidates, Candidate::is_last_resort) } else { ready }
 }
 

@@ -1,4 +1,4 @@
-//! Label selectors: what a policy chooses pods, namespaces and nodes by.
+//! Label selectors, by which a policy selects pods, namespaces and nodes.
 
 use crate::name::Name;
 use serde::{Deserialize, Serialize};
@@ -8,21 +8,21 @@ pub type Labels = BTreeMap<Name, Name>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Demand {
+pub enum LabelOperator {
     In(Box<[Name]>),
     NotIn(Box<[Name]>),
     Exists,
     DoesNotExist,
 }
 
-/// What it asks of one label.
+/// A condition on one label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requirement {
     pub key: Name,
-    pub demand: Demand,
+    pub operator: LabelOperator,
 }
 
-/// All of its requirements must hold; without any it chooses everything.
+/// A selector matches if all its requirements hold. A selector without requirements matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Selector(pub Box<[Requirement]>);
 
@@ -33,14 +33,14 @@ impl Selector {
 }
 
 impl Requirement {
-    /// As Kubernetes has it: a label that is not there is not in any list.
+    /// Follows Kubernetes: NotIn also matches an object that does not have the label.
     fn holds(&self, labels: &Labels) -> bool {
         let value = labels.get(&self.key);
-        match &self.demand {
-            Demand::In(values) => value.is_some_and(|value| values.contains(value)),
-            Demand::NotIn(values) => !value.is_some_and(|value| values.contains(value)),
-            Demand::Exists => value.is_some(),
-            Demand::DoesNotExist => value.is_none(),
+        match &self.operator {
+            LabelOperator::In(values) => value.is_some_and(|value| values.contains(value)),
+            LabelOperator::NotIn(values) => !value.is_some_and(|value| values.contains(value)),
+            LabelOperator::Exists => value.is_some(),
+            LabelOperator::DoesNotExist => value.is_none(),
         }
     }
 }
@@ -49,20 +49,29 @@ impl Requirement {
 mod tests {
     use super::*;
 
-    fn selector(demand: Demand) -> Selector {
-        Selector([Requirement { key: "app".into(), demand }].into())
+    fn selector(operator: LabelOperator) -> Selector {
+        Selector([Requirement { key: "app".into(), operator }].into())
     }
 
     #[test]
-    fn a_label_that_is_not_there_is_in_no_list() {
+    fn a_missing_label_matches_not_in_and_does_not_exist() {
         let (web, none) = (Labels::from([("app".into(), "web".into())]), Labels::default());
         let lists = [["web".into()].into(), ["db".into()].into()] as [Box<[Name]>; 2];
-        let [ours, other] = lists;
-        assert!(selector(Demand::In(ours.clone())).matches(&web) && !selector(Demand::In(ours.clone())).matches(&none));
-        assert!(!selector(Demand::NotIn(ours.clone())).matches(&web) && selector(Demand::NotIn(ours)).matches(&none));
-        assert!(!selector(Demand::In(other)).matches(&web));
-        assert!(selector(Demand::Exists).matches(&web) && !selector(Demand::Exists).matches(&none));
-        assert!(!selector(Demand::DoesNotExist).matches(&web) && selector(Demand::DoesNotExist).matches(&none));
+        let [web_only, other] = lists;
+        assert!(
+            selector(LabelOperator::In(web_only.clone())).matches(&web)
+                && !selector(LabelOperator::In(web_only.clone())).matches(&none)
+        );
+        assert!(
+            !selector(LabelOperator::NotIn(web_only.clone())).matches(&web)
+                && selector(LabelOperator::NotIn(web_only)).matches(&none)
+        );
+        assert!(!selector(LabelOperator::In(other)).matches(&web));
+        assert!(selector(LabelOperator::Exists).matches(&web) && !selector(LabelOperator::Exists).matches(&none));
+        assert!(
+            !selector(LabelOperator::DoesNotExist).matches(&web)
+                && selector(LabelOperator::DoesNotExist).matches(&none)
+        );
         assert!(Selector::default().matches(&none));
     }
 }

@@ -1,6 +1,6 @@
-//! Where a policy may put a virtual address. Whoever owns a cloud's metadata address owns the node's credentials, so those
-//! are nobody's, no policy's and no Service's, unless an administrator lists them by themselves: a wide range that happens
-//! to hold them is not enough.
+//! The addresses that a policy may use as virtual addresses. A process that answers at a cloud's metadata address can
+//! hand out node credentials. Therefore no policy and no Service may use a metadata address, unless an administrator
+//! lists exactly that address; a wider range that contains it is not enough.
 
 use crate::address::Address;
 use ipnet::IpNet;
@@ -27,19 +27,19 @@ pub fn default_ranges() -> Vec<IpNet> {
     parse(&DEFAULT)
 }
 
-/// Whether a cloud tells a node's credentials there.
+/// True if a cloud provider serves instance metadata at this address.
 pub fn is_metadata(address: Address) -> bool {
     parse(&METADATA).iter().any(|net| net.contains(&address.ip()))
 }
 
-/// Why it must not be a virtual address.
+/// Why an address must not be a virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Forbidden {
+pub enum VirtualAddressError {
     #[error("no single host can have this address")]
     Special,
-    #[error("it lies outside the allowed ranges (--virtual-ranges)")]
+    #[error("it lies outside the allowed ranges (--virtual-address-cidrs)")]
     Outside,
-    #[error("it is a cloud's metadata address, which --virtual-ranges must list by itself")]
+    #[error("it is a cloud's metadata address, which --virtual-address-cidrs must list by itself")]
     Metadata,
 }
 
@@ -48,21 +48,21 @@ fn metadata_of(address: Address) -> Option<IpNet> {
     ALL.iter().find(|net| net.contains(&address.ip())).copied()
 }
 
-/// A metadata address that no range lists by itself.
+/// True for a metadata address that no range lists explicitly.
 pub fn is_reserved(ranges: &[IpNet], address: Address) -> bool {
     let lists = |metadata: &IpNet| ranges.iter().any(|net| net.contains(&address.ip()) && metadata.contains(net));
     metadata_of(address).is_some_and(|metadata| !lists(&metadata))
 }
 
-pub fn check(ranges: &[IpNet], address: Address) -> Result<(), Forbidden> {
+pub fn check(ranges: &[IpNet], address: Address) -> Result<(), VirtualAddressError> {
     let ip = address.ip();
     if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
-        return Err(Forbidden::Special);
+        return Err(VirtualAddressError::Special);
     }
     if !ranges.iter().any(|net| net.contains(&ip)) {
-        return Err(Forbidden::Outside);
+        return Err(VirtualAddressError::Outside);
     }
-    if is_reserved(ranges, address) { Err(Forbidden::Metadata) } else { Ok(()) }
+    if is_reserved(ranges, address) { Err(VirtualAddressError::Metadata) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -70,37 +70,37 @@ mod tests {
     use super::*;
     use crate::address::parse_ip;
 
-    fn verdict(ranges: &[IpNet], text: &str) -> Result<(), Forbidden> {
+    fn verdict(ranges: &[IpNet], text: &str) -> Result<(), VirtualAddressError> {
         check(ranges, Address::from(parse_ip(text).unwrap()))
     }
 
     #[test]
-    fn metadata_addresses_are_nobodys_unless_listed_themselves() {
+    fn metadata_addresses_are_refused_unless_listed_explicitly() {
         let usual = default_ranges();
         for free in ["169.254.20.10", "169.254.0.90", "fd00:bee::1"] {
             assert_eq!(verdict(&usual, free), Ok(()), "{free}");
         }
         for metadata in ["169.254.169.254", "169.254.170.2", "169.254.0.2", "169.254.0.5"] {
-            assert_eq!(verdict(&usual, metadata), Err(Forbidden::Metadata));
+            assert_eq!(verdict(&usual, metadata), Err(VirtualAddressError::Metadata));
         }
         for outside in ["168.63.129.16", "fd00:ec2::254", "10.0.0.1", "fd00:beef::1", "fd00:bee:1::1"] {
-            assert_eq!(verdict(&usual, outside), Err(Forbidden::Outside));
+            assert_eq!(verdict(&usual, outside), Err(VirtualAddressError::Outside));
         }
         let all = parse(&["0.0.0.0/0", "::/0"]);
         let clouds = ["168.63.129.16", "fd00:ec2::254", "169.254.169.254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"];
         for metadata in clouds.into_iter().chain(["100.100.100.200", "169.254.0.3", "169.254.0.4"]) {
-            assert_eq!(verdict(&all, metadata), Err(Forbidden::Metadata), "{metadata} in all there is");
+            assert_eq!(verdict(&all, metadata), Err(VirtualAddressError::Metadata), "{metadata} in all there is");
         }
         let listed = parse(&["169.254.0.0/16", "169.254.169.254/32"]);
         assert_eq!(verdict(&listed, "169.254.169.254"), Ok(()));
-        assert_eq!(verdict(&listed, "169.254.169.253"), Err(Forbidden::Metadata));
+        assert_eq!(verdict(&listed, "169.254.169.253"), Err(VirtualAddressError::Metadata));
     }
 
     #[test]
-    fn what_no_host_can_have_is_never_allowed() {
+    fn unspecified_loopback_and_multicast_addresses_are_refused() {
         let all = parse(&["0.0.0.0/0", "::/0"]);
         for special in ["0.0.0.0", "::", "127.0.0.1", "::1", "224.0.0.1", "ff02::1"] {
-            assert_eq!(verdict(&all, special), Err(Forbidden::Special), "{special}");
+            assert_eq!(verdict(&all, special), Err(VirtualAddressError::Special), "{special}");
         }
     }
 }

@@ -1,21 +1,22 @@
-//! Policies above Services: who is asked first, who next, who joins and who is left out; and that only what depends on a
-//! change is planned again.
+//! Policies over Services: precedence, which pods become backends and which are left out, and that a change plans only
+//! what depends on it again.
 
-use beeline_model::diff::{Outcome, reconcile};
+use beeline_model::change::{Change, ObjectKey};
+use beeline_model::diff::{ReconcileOutcome, reconcile};
 use beeline_model::event::Action;
-use beeline_model::fact::{Policy, *};
 use beeline_model::name::LOCAL_CLUSTER;
-use beeline_model::op::{Maps, Memory};
-use beeline_model::plan::policy::Standing;
-use beeline_model::planner::state::{Holder, PolicyState};
+use beeline_model::object::{TrafficPolicy, *};
+use beeline_model::op::{Maps, MemoryMaps};
+use beeline_model::plan::policy::PolicyApplicability;
+use beeline_model::planner::policy_state::{FrontendHolder, PolicyState};
 use beeline_model::planner::{Delta, Planner};
 use beeline_model::policy::{self, *};
 use beeline_model::resolve::{Dial, resolve};
 use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, ExternalIps, Rules, StandPoint};
-use beeline_model::selector::{Demand, Labels, Requirement, Selector};
+use beeline_model::rules::{EmptyLocal, ExternalIps, HostRole, Rules};
+use beeline_model::selector::{LabelOperator, Labels, Requirement, Selector};
 use beeline_model::table::Tables;
-use beeline_model::{Address, Family, OwnerName, Protocol};
+use beeline_model::{Address, Family, Protocol, ServiceName};
 
 const SERVICE: &str = "10.96.0.10:53";
 const VIRTUAL: &str = "169.254.20.10:53";
@@ -29,20 +30,20 @@ fn labels(app: &str) -> Labels {
 }
 
 fn selector(app: &str) -> Selector {
-    Selector([Requirement { key: "app".into(), demand: Demand::In([app.into()].into()) }].into())
+    Selector([Requirement { key: "app".into(), operator: LabelOperator::In([app.into()].into()) }].into())
 }
 
 fn dns() -> Service {
     Service {
-        name: OwnerName::local("kube-system", "dns"),
+        name: ServiceName::local("kube-system", "dns"),
         created: 5,
         cluster_ips: [address("10.96.0.10")].into(),
         load_balancer_ips: [address("192.0.2.1")].into(),
         external_ips: [].into(),
         source_ranges: [].into(),
         has_node_ports: false,
-        internal: Policy::Cluster,
-        external: Policy::Cluster,
+        internal: TrafficPolicy::Cluster,
+        external: TrafficPolicy::Cluster,
         affinity: Some(60),
         health_check_node_port: 0,
         ports: [ServicePort { name: "dns".into(), protocol: Protocol::Udp, port: 53, node_port: 0 }].into(),
@@ -149,51 +150,51 @@ fn node(name: &str, at: &str) -> Node {
 struct Scene {
     planner: Planner,
     tables: Tables,
-    memory: Memory,
+    memory: MemoryMaps,
 }
 
 impl Scene {
-    /// A Service with one pod elsewhere.
+    /// A Service with one pod on another node.
     fn new() -> Scene {
-        Scene::standing(StandPoint::Node)
+        Scene::with_role(HostRole::Node)
     }
 
-    fn standing(stand_point: StandPoint) -> Scene {
+    fn with_role(host_role: HostRole) -> Scene {
         let sizes = Sizes::for_services(64);
-        let planner = Planner::new(Rules { stand_point, ..Rules::for_node("n1") });
-        let mut scene = Scene { planner, tables: Tables::new(sizes), memory: Memory::new(sizes) };
-        scene.apply(Fact::Service(dns()));
-        scene.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")])));
+        let planner = Planner::new(Rules { host_role, ..Rules::for_node("n1") });
+        let mut scene = Scene { planner, tables: Tables::new(sizes), memory: MemoryMaps::new(sizes) };
+        scene.apply(Change::Upsert(Object::Service(dns())));
+        scene.apply(Change::Upsert(Object::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")]))));
         scene
     }
 
-    fn apply(&mut self, fact: Fact) -> Delta {
-        self.planner.apply(fact);
-        self.settle()
+    fn apply(&mut self, change: Change) -> Delta {
+        self.planner.apply(change);
+        self.reconcile()
     }
 
     fn policy(&mut self, policy: policy::Policy) -> Delta {
-        self.apply(Fact::Policy(policy))
+        self.apply(Change::Upsert(Object::Policy(policy)))
     }
 
     fn pod(&mut self, pod: Pod) -> Delta {
-        self.apply(Fact::Pod(pod))
+        self.apply(Change::Upsert(Object::Pod(pod)))
     }
 
     fn cgroup(&mut self, uid: &str, id: Option<u64>) -> Delta {
         self.planner.set_cgroup(uid, id);
-        self.settle()
+        self.reconcile()
     }
 
-    fn settle(&mut self) -> Delta {
-        let delta = self.planner.take();
+    fn reconcile(&mut self) -> Delta {
+        let delta = self.planner.take_delta();
         let outcome = reconcile(&mut self.tables, &mut self.memory, &delta, false);
         assert!(outcome.is_clean(), "{outcome:?}");
         self.tables.audit(self.memory.sizes).unwrap();
         delta
     }
 
-    /// What a dial becomes.
+    /// The backends of a dial, or its verdict.
     fn dial(&self, to: &str) -> String {
         let at: std::net::SocketAddr = to.parse().unwrap();
         let dial = Dial::to(Address::from(at.ip()), at.port(), Protocol::Udp);
@@ -214,22 +215,22 @@ impl Scene {
     }
 
     fn reason(&self, name: &str) -> Option<&'static str> {
-        self.state(name).refused.map(|refusal| refusal.reason)
+        self.state(name).refused.map(|refusal| refusal.reason.as_str())
     }
 
-    fn notes(&self, name: &str) -> Vec<&'static str> {
-        self.state(name).left_out.into_iter().map(|refusal| refusal.reason).collect()
+    fn left_out(&self, name: &str) -> Vec<&'static str> {
+        self.state(name).left_out.into_iter().map(|refusal| refusal.reason.as_str()).collect()
     }
 }
 
 fn planned(delta: &Delta) -> Vec<String> {
-    let mut names: Vec<&OwnerName> = delta.services.iter().map(|(name, _)| name).collect();
+    let mut names: Vec<&ServiceName> = delta.services.iter().map(|(name, _)| name).collect();
     names.sort_unstable();
-    names.into_iter().map(OwnerName::subject).collect()
+    names.into_iter().map(ServiceName::subject).collect()
 }
 
 #[test]
-fn redirect_goes_before_balancing_before_service_and_empty_ones_are_passed() {
+fn precedence_is_redirect_balancing_service_and_a_level_without_backends_is_skipped() {
     let mut scene = Scene::new();
     scene.policy(redirect("cache", on_service()));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
@@ -239,25 +240,28 @@ fn redirect_goes_before_balancing_before_service_and_empty_ones_are_passed() {
     assert_eq!(scene.dial(SERVICE), "10.244.1.5:5353");
     scene.pod(Pod { uid: "".into(), ready: false, ..pod("a", "10.244.1.5") });
     assert_eq!(scene.dial(SERVICE), "192.0.2.53:9053");
-    scene.apply(Fact::PolicyGone(policy_name(PolicyKind::Balancing, "out")));
+    scene.apply(Change::Delete(ObjectKey::Policy(policy_name(PolicyKind::Balancing, "out"))));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
     scene.pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") });
     assert_eq!(scene.dial(SERVICE), "10.244.1.5:5353");
-    scene.apply(Fact::PolicyGone(policy_name(PolicyKind::LocalRedirect, "cache")));
+    scene.apply(Change::Delete(ObjectKey::Policy(policy_name(PolicyKind::LocalRedirect, "cache"))));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
 }
 
 #[test]
-fn a_link_follows_the_set_below_it() {
+fn a_policy_passes_dials_on_to_the_current_set_of_its_service() {
     let mut scene = Scene::new();
     scene.policy(redirect("cache", on_service()));
-    let local = Service { internal: Policy::Local, ..dns() };
-    scene.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2"), endpoint("10.244.1.9", "n1")])));
-    scene.apply(Fact::Service(local));
+    let local = Service { internal: TrafficPolicy::Local, ..dns() };
+    scene.apply(Change::Upsert(Object::Slice(dns_slice(vec![
+        endpoint("10.244.2.5", "n2"),
+        endpoint("10.244.1.9", "n1"),
+    ]))));
+    scene.apply(Change::Upsert(Object::Service(local)));
     assert_eq!(scene.dial(SERVICE), "10.244.1.9:53");
-    scene.apply(Fact::ServiceGone(dns().name));
+    scene.apply(Change::Delete(ObjectKey::Service(dns().name)));
     assert_eq!((scene.dial(SERVICE), scene.reason("cache")), ("untouched".into(), Some("serviceNotFound")));
-    scene.apply(Fact::Service(dns()));
+    scene.apply(Change::Upsert(Object::Service(dns())));
     assert_eq!(scene.dial(SERVICE).split(' ').count(), 2);
     assert_eq!(scene.reason("cache"), None);
 }
@@ -270,11 +274,11 @@ fn a_pod_joins_only_when_its_cgroup_is_known() {
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
     let delta = scene.cgroup("uid-a", Some(77));
     assert_eq!(scene.dial(SERVICE), "10.244.1.5:5353");
-    let of_policy = |(name, plan): &(OwnerName, Option<beeline_model::plan::ServicePlan>)| {
+    let of_policy = |(name, plan): &(ServiceName, Option<beeline_model::plan::ServicePlan>)| {
         name.policy_kind().and(plan.as_ref()).map(|plan| plan.members.clone())
     };
     assert_eq!(delta.services.iter().find_map(of_policy), Some(vec![77]));
-    // Replaced under its name: the new one has a cgroup of its own.
+    // A replaced pod of the same name has its own cgroup.
     scene.pod(Pod { uid: "uid-b".into(), ..pod("a", "10.244.1.6") });
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
     scene.cgroup("uid-b", Some(78));
@@ -284,19 +288,19 @@ fn a_pod_joins_only_when_its_cgroup_is_known() {
 }
 
 #[test]
-fn an_unready_pod_is_no_backend_and_still_not_sent_to_others() {
+fn an_unready_pod_is_selected_but_not_a_backend() {
     let mut scene = Scene::new();
     scene.policy(redirect("cache", on_service()));
     scene.cgroup("uid-a", Some(77));
     scene.pod(Pod { ready: false, ..pod("a", "10.244.1.5") });
-    let delta = scene.planner.take_all();
+    let delta = scene.planner.take_full_delta();
     let plan = delta.services.iter().find(|(name, _)| name.policy_kind().is_some()).unwrap().1.as_ref().unwrap();
     assert_eq!((plan.members.as_slice(), plan.sets[0].backends.len()), (&[77][..], 0));
     assert!(plan.sets[0].policy.unwrap().self_next);
 }
 
 #[test]
-fn a_pod_may_lose_its_label_its_address_its_node_and_its_life() {
+fn a_pod_that_loses_its_label_address_or_node_or_is_deleted_is_no_backend() {
     let mut scene = Scene::new();
     scene.policy(redirect("cache", on_service()));
     let good = Pod { uid: "".into(), ..pod("a", "10.244.1.5") };
@@ -313,7 +317,7 @@ fn a_pod_may_lose_its_label_its_address_its_node_and_its_life() {
         assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "{other:?}");
     }
     scene.pod(good.clone());
-    scene.apply(Fact::PodGone(good.name.clone()));
+    scene.apply(Change::Delete(ObjectKey::Pod(good.name.clone())));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
     let elsewhere = PodName { namespace: "default".into(), ..good.name.clone() };
     scene.pod(Pod { name: elsewhere, ..good });
@@ -321,7 +325,7 @@ fn a_pod_may_lose_its_label_its_address_its_node_and_its_life() {
 }
 
 #[test]
-fn a_container_port_is_looked_up_pod_by_pod() {
+fn a_container_port_is_looked_up_in_each_pod() {
     let mut scene = Scene::new();
     let mut named = redirect("cache", on_service());
     let port = BackendPort { name: "".into(), port: PortChoice::Name("dns".into()), protocol: Protocol::Udp };
@@ -334,236 +338,250 @@ fn a_container_port_is_looked_up_pod_by_pod() {
     let tcp = ContainerPort { protocol: Protocol::Tcp, ..other };
     scene.pod(Pod { uid: "".into(), ports: [tcp].into(), ..pod("d", "10.244.1.8") });
     assert_eq!(scene.dial(SERVICE), "10.244.1.5:5300 10.244.1.6:5400");
-    assert_eq!(scene.notes("cache"), ["podWithoutPort", "podWithoutPort"]);
+    assert_eq!(scene.left_out("cache"), ["podWithoutPort", "podWithoutPort"]);
 }
 
 #[test]
-fn a_virtual_address_refuses_when_nothing_is_left() {
+fn a_virtual_address_without_backends_refuses() {
     let mut scene = Scene::new();
     assert_eq!(scene.dial(VIRTUAL), "untouched");
     scene.policy(redirect("cache", at_virtual("169.254.20.10")));
     assert_eq!((scene.dial(VIRTUAL), scene.dial("169.254.20.10:54")), ("refused".into(), "untouched".into()));
     scene.pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") });
     assert_eq!(scene.dial(VIRTUAL), "10.244.1.5:5353");
-    scene.apply(Fact::PodGone(pod("a", "10.244.1.5").name));
+    scene.apply(Change::Delete(ObjectKey::Pod(pod("a", "10.244.1.5").name)));
     scene.policy(balance("out", at_virtual("169.254.20.10"), &["192.0.2.53"]));
     assert_eq!(scene.dial(VIRTUAL), "192.0.2.53:9053");
 }
 
 #[test]
-fn a_virtual_address_is_nobody_elses() {
+fn a_virtual_address_that_is_in_use_is_refused() {
     let mut scene = Scene::new();
     let mut rules = Rules::for_node("n1");
     rules
         .virtual_ranges
         .extend(["10.0.0.0/8", "192.0.2.0/24", "172.16.0.0/12"].map(|net| net.parse::<ipnet::IpNet>().unwrap()));
     scene.planner = Planner::new(rules);
-    scene.apply(Fact::Service(dns()));
+    scene.apply(Change::Upsert(Object::Service(dns())));
     for (at, why) in [("10.96.0.10", "the ClusterIP of"), ("10.0.0.9", "")] {
         scene.policy(balance("out", at_virtual(at), &["198.51.100.1"]));
         let said = scene.state("out").refused.map_or(String::new(), |refusal| refusal.message);
         assert_eq!((said.contains(why), said.is_empty()), (true, why.is_empty()), "{at}: {said}");
     }
-    // It holds as soon as the address is free, and no longer than it is.
+    // The policy is accepted exactly while the address is free.
     assert_eq!(scene.dial("10.0.0.9:53"), "198.51.100.1:9053");
-    scene.apply(Fact::Node(node("n2", "10.0.0.9")));
+    scene.apply(Change::Upsert(Object::Node(node("n2", "10.0.0.9"))));
     assert_eq!(
         (scene.reason("out"), scene.dial("10.0.0.9:53")),
         (Some("virtualAddressNotAllowed"), "untouched".into())
     );
-    scene.apply(Fact::Node(node("n2", "10.0.0.8")));
+    scene.apply(Change::Upsert(Object::Node(node("n2", "10.0.0.8"))));
     assert_eq!(scene.reason("out"), None);
     scene.pod(pod("x", "10.0.0.9"));
     assert_eq!(scene.reason("out"), Some("virtualAddressNotAllowed"));
-    scene.apply(Fact::PodGone(pod("x", "10.0.0.9").name));
-    scene.apply(Fact::Service(Service { cluster_ips: [address("10.0.0.9")].into(), ..dns() }));
+    scene.apply(Change::Delete(ObjectKey::Pod(pod("x", "10.0.0.9").name)));
+    scene.apply(Change::Upsert(Object::Service(Service { cluster_ips: [address("10.0.0.9")].into(), ..dns() })));
     assert_eq!(scene.reason("out"), Some("virtualAddressNotAllowed"));
-    scene.apply(Fact::ServiceGone(dns().name));
+    scene.apply(Change::Delete(ObjectKey::Service(dns().name)));
     assert_eq!((scene.reason("out"), scene.dial("10.0.0.9:53")), (None, "198.51.100.1:9053".into()));
 }
 
-/// Tables with room for less than there is.
-fn cramped(sizes: Sizes, policies: Vec<policy::Policy>) -> (Scene, Outcome) {
+/// A scene whose tables are too small.
+fn with_sizes(sizes: Sizes, policies: Vec<policy::Policy>) -> (Scene, ReconcileOutcome) {
     let planner = Planner::new(Rules::for_node("n1"));
-    let mut scene = Scene { planner, tables: Tables::new(sizes), memory: Memory::new(sizes) };
-    scene.planner.apply(Fact::Service(dns()));
-    scene.planner.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")])));
-    scene.planner.apply(Fact::Pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") }));
-    policies.into_iter().for_each(|policy| _ = scene.planner.apply(Fact::Policy(policy)));
-    let outcome = reconcile(&mut scene.tables, &mut scene.memory, &scene.planner.take(), false);
+    let mut scene = Scene { planner, tables: Tables::new(sizes), memory: MemoryMaps::new(sizes) };
+    scene.planner.apply(Change::Upsert(Object::Service(dns())));
+    scene.planner.apply(Change::Upsert(Object::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")]))));
+    scene.planner.apply(Change::Upsert(Object::Pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") })));
+    policies.into_iter().for_each(|policy| _ = scene.planner.apply(Change::Upsert(Object::Policy(policy))));
+    let outcome = reconcile(&mut scene.tables, &mut scene.memory, &scene.planner.take_delta(), false);
     scene.tables.audit(sizes).unwrap();
     (scene, outcome)
 }
 
-fn told(outcome: &Outcome) -> Vec<(String, &'static str)> {
-    let mut told: Vec<_> = outcome.refusals().into_iter().map(|r| (r.subject, r.reason)).collect();
-    told.sort_unstable();
-    told
+fn refusals(outcome: &ReconcileOutcome) -> Vec<(String, &'static str)> {
+    let mut refused: Vec<_> =
+        outcome.refusals().into_iter().map(|r| (r.subject.to_string(), r.reason.as_str())).collect();
+    refused.sort_unstable();
+    refused
 }
 
 #[test]
-fn a_policy_that_has_no_room_leaves_its_service_to_serve() {
+fn a_service_serves_if_there_is_no_capacity_for_its_policy() {
     let full = |name: &str| (name.to_owned(), "tableFull");
-    // Ids begin at 2.
+    // Set ids begin at 2.
     let sizes = |sets| Sizes { sets, ..Sizes::for_services(64) };
     let both = || vec![redirect("cache", on_service()), balance("out", on_service(), &["192.0.2.53"])];
-    let (scene, outcome) = cramped(sizes(3), both());
+    let (scene, outcome) = with_sizes(sizes(3), both());
     assert_eq!(
-        told(&outcome),
+        refusals(&outcome),
         [full("BalancingPolicy kube-system/out"), full("LocalRedirectPolicy kube-system/cache")]
     );
     let dials = |scene: &Scene| [SERVICE, "192.0.2.1:53", "10.96.0.10:99"].map(|at| scene.dial(at));
     assert_eq!(dials(&scene), ["10.244.2.5:53", "10.244.2.5:53", "refused"]);
-    let (scene, outcome) = cramped(sizes(4), both());
-    assert_eq!(told(&outcome), [full("LocalRedirectPolicy kube-system/cache")]);
+    let (scene, outcome) = with_sizes(sizes(4), both());
+    assert_eq!(refusals(&outcome), [full("LocalRedirectPolicy kube-system/cache")]);
     assert_eq!(dials(&scene), ["192.0.2.53:9053", "10.244.2.5:53", "refused"]);
-    // The one in the middle: it is passed over.
+    // The policy in the middle of the chain is skipped.
     let nine: Vec<String> = (1..10).map(|n| format!("192.0.2.{n}")).collect();
     let large = balance("out", on_service(), &nine.iter().map(String::as_str).collect::<Vec<_>>());
     let sizes = Sizes { slots: 8, ..Sizes::for_services(64) };
-    let (mut scene, outcome) = cramped(sizes, vec![redirect("cache", on_service()), large]);
-    assert_eq!(told(&outcome), [full("BalancingPolicy kube-system/out")]);
+    let (mut scene, outcome) = with_sizes(sizes, vec![redirect("cache", on_service()), large]);
+    assert_eq!(refusals(&outcome), [full("BalancingPolicy kube-system/out")]);
     assert_eq!(dials(&scene), ["10.244.1.5:5353", "10.244.2.5:53", "refused"]);
-    scene.planner.apply(Fact::PodGone(pod("a", "10.244.1.5").name));
+    scene.planner.apply(Change::Delete(ObjectKey::Pod(pod("a", "10.244.1.5").name)));
     scene.planner.retry(&outcome);
-    reconcile(&mut scene.tables, &mut scene.memory, &scene.planner.take(), false);
+    reconcile(&mut scene.tables, &mut scene.memory, &scene.planner.take_delta(), false);
     assert_eq!(dials(&scene), ["10.244.2.5:53", "10.244.2.5:53", "refused"]);
     scene.policy(balance("out", on_service(), &["192.0.2.53"]));
     assert_eq!(dials(&scene), ["192.0.2.53:9053", "10.244.2.5:53", "refused"]);
 }
 
 #[test]
-fn a_service_that_has_no_room_leaves_its_policy_to_serve() {
+fn a_policy_serves_if_there_is_no_capacity_for_its_service() {
     let sizes = Sizes { slots: 8, ..Sizes::for_services(64) };
-    let mut scene =
-        Scene { planner: Planner::new(Rules::for_node("n1")), tables: Tables::new(sizes), memory: Memory::new(sizes) };
-    scene.planner.apply(Fact::Service(dns()));
+    let mut scene = Scene {
+        planner: Planner::new(Rules::for_node("n1")),
+        tables: Tables::new(sizes),
+        memory: MemoryMaps::new(sizes),
+    };
+    scene.planner.apply(Change::Upsert(Object::Service(dns())));
     let nine = (1..10).map(|n| endpoint(&format!("10.244.2.{n}"), "n2")).collect();
-    scene.planner.apply(Fact::Slice(dns_slice(nine)));
-    scene.planner.apply(Fact::Policy(balance("out", on_service(), &["192.0.2.53"])));
-    let outcome = reconcile(&mut scene.tables, &mut scene.memory, &scene.planner.take(), false);
-    assert!(told(&outcome).contains(&("Service kube-system/dns".to_owned(), "tableFull")), "{outcome:?}");
+    scene.planner.apply(Change::Upsert(Object::Slice(dns_slice(nine))));
+    scene.planner.apply(Change::Upsert(Object::Policy(balance("out", on_service(), &["192.0.2.53"]))));
+    let outcome = reconcile(&mut scene.tables, &mut scene.memory, &scene.planner.take_delta(), false);
+    assert!(refusals(&outcome).contains(&("Service kube-system/dns".to_owned(), "tableFull")), "{outcome:?}");
     assert_eq!(scene.dial(SERVICE), "192.0.2.53:9053");
-    // There is room again: what is below is found.
+    // With capacity for the Service, the policy passes dials on to it.
     scene.planner.retry(&outcome);
-    scene.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")])));
+    scene.apply(Change::Upsert(Object::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")]))));
     scene.policy(balance("out", on_service(), &[]));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
 }
 
 #[test]
-fn a_frontend_that_a_policy_takes_is_counted_as_its_services() {
-    // Three: the address itself, and the port at it and at the load balancer.
+fn a_frontend_of_a_policy_counts_for_its_service() {
+    // Three frontends: the all-ports row, and the port at the ClusterIP and at the load-balancer address.
     let sizes = |frontends| Sizes { frontends, ..Sizes::for_services(64) };
-    let (scene, outcome) = cramped(sizes(2), vec![balance("out", on_service(), &["192.0.2.53"])]);
+    let (scene, outcome) = with_sizes(sizes(2), vec![balance("out", on_service(), &["192.0.2.53"])]);
     assert!(scene.memory.rows.frontends.is_empty(), "half a service: {:?}", scene.memory.rows.frontends);
     let refused = ["BalancingPolicy kube-system/out", "Service kube-system/dns"];
-    assert_eq!(told(&outcome), refused.map(|name| (name.to_owned(), "tableFull")));
-    let (scene, outcome) = cramped(sizes(3), vec![balance("out", on_service(), &["192.0.2.53"])]);
+    assert_eq!(refusals(&outcome), refused.map(|name| (name.to_owned(), "tableFull")));
+    let (scene, outcome) = with_sizes(sizes(3), vec![balance("out", on_service(), &["192.0.2.53"])]);
     assert!(outcome.is_clean() && scene.memory.rows.frontends.len() == 3, "{outcome:?}");
 }
 
-/// Whoever may write a Service could otherwise take it from all who use it.
+/// Otherwise anyone who may create a Service could take over the virtual address.
 #[test]
-fn no_outer_address_of_a_service_takes_a_virtual_one() {
+fn a_load_balancer_address_or_external_ip_does_not_take_over_a_virtual_address() {
     let mut scene = Scene::new();
     let virtual_ip = address("169.254.20.10");
     for outer in [
         Service { external_ips: [virtual_ip].into(), ..dns() },
         Service { load_balancer_ips: [virtual_ip].into(), ..dns() },
     ] {
-        scene.apply(Fact::Service(outer.clone()));
+        scene.apply(Change::Upsert(Object::Service(outer.clone())));
         assert_eq!(scene.dial(VIRTUAL), "10.244.2.5:53");
         let policy = balance("out", at_virtual("169.254.20.10"), &["192.0.2.53"]);
         scene.policy(policy.clone());
         assert_eq!((scene.reason("out"), scene.dial(VIRTUAL)), (None, "192.0.2.53:9053".into()));
-        let told = scene.planner.refusals();
-        assert!(told.iter().any(|r| r.subject == "Service kube-system/dns" && r.reason == "virtualRange"), "{told:?}");
-        // Empty, it still is the policy's.
+        let refused = scene.planner.refusals();
+        assert!(
+            refused.iter().any(|r| r.subject.to_string() == "Service kube-system/dns" && r.reason == "virtualRange"),
+            "{refused:?}"
+        );
+        // The policy keeps the address even without backends.
         scene.policy(balance("out", at_virtual("169.254.20.10"), &["fd00::3"]));
         assert_eq!(scene.dial(VIRTUAL), "refused");
-        scene.apply(Fact::PolicyGone(policy.name));
+        scene.apply(Change::Delete(ObjectKey::Policy(policy.name)));
         assert_eq!(scene.dial(VIRTUAL), "10.244.2.5:53");
     }
 }
 
 #[test]
-fn an_external_ip_that_is_not_allowed_takes_no_virtual_address() {
+fn a_forbidden_external_ip_does_not_block_a_virtual_address() {
     let mut scene = Scene::new();
     scene.planner = Planner::new(Rules { external_ips: ExternalIps::Off, ..Rules::for_node("n1") });
-    scene.apply(Fact::Service(Service { external_ips: [address("169.254.20.10")].into(), ..dns() }));
+    scene.apply(Change::Upsert(Object::Service(Service { external_ips: [address("169.254.20.10")].into(), ..dns() })));
     scene.policy(balance("out", at_virtual("169.254.20.10"), &["192.0.2.53"]));
     assert_eq!((scene.reason("out"), scene.dial(VIRTUAL)), (None, "192.0.2.53:9053".into()));
 }
 
 #[test]
-fn a_metadata_address_is_no_services_unless_listed_by_itself() {
+fn a_service_may_use_a_metadata_address_only_if_it_is_listed_explicitly() {
     let mut scene = Scene::new();
     let outer = |at| Service { external_ips: [address(at)].into(), load_balancer_ips: [address(at)].into(), ..dns() };
     for at in ["169.254.169.254", "169.254.170.2", "168.63.129.16", "100.100.100.200", "169.254.0.5"] {
-        scene.apply(Fact::Service(outer(at)));
-        let told: Vec<_> = scene.planner.refusals().into_iter().map(|refusal| refusal.reason).collect();
-        assert_eq!((scene.dial(&format!("{at}:53")), told), ("untouched".into(), vec!["metadataAddress"]), "{at}");
+        scene.apply(Change::Upsert(Object::Service(outer(at))));
+        let refused: Vec<_> = scene.planner.refusals().into_iter().map(|refusal| refusal.reason.as_str()).collect();
+        assert_eq!((scene.dial(&format!("{at}:53")), refused), ("untouched".into(), vec!["metadataAddress"]), "{at}");
     }
     let mut rules = Rules::for_node("n1");
     rules.virtual_ranges.push("100.100.100.200/32".parse().unwrap());
     scene.planner = Planner::new(rules);
-    scene.apply(Fact::Service(outer("100.100.100.200")));
+    scene.apply(Change::Upsert(Object::Service(outer("100.100.100.200"))));
     assert_eq!((scene.dial("100.100.100.200:53"), scene.planner.refusals()), ("refused".into(), vec![]));
 }
 
 #[test]
-fn of_one_kind_the_older_wins_and_the_other_is_told() {
+fn of_two_policies_of_one_kind_the_older_wins_and_the_other_is_refused() {
     let mut scene = Scene::new();
     scene.policy(balance("young", on_service(), &["192.0.2.2"]));
     assert_eq!(scene.dial(SERVICE), "192.0.2.2:9053");
     let old = policy::Policy { created: 1, ..balance("old", on_service(), &["192.0.2.3"]) };
     scene.policy(old.clone());
     assert_eq!(scene.dial(SERVICE), "192.0.2.3:9053");
-    assert_eq!(scene.state("young").frontends[0].holder, Holder::Older(OwnerName::of_policy(&old.name)));
-    assert_eq!(scene.state("old").frontends[0].holder, Holder::Itself);
-    let told = scene.planner.refusals();
-    assert!(told.iter().any(|r| r.subject == "BalancingPolicy kube-system/young" && r.reason == "addressConflict"));
-    // The older one is empty for a while: the Service serves, never the loser.
+    assert_eq!(
+        scene.state("young").frontends[0].holder,
+        FrontendHolder::OlderPolicy(ServiceName::of_policy(&old.name))
+    );
+    assert_eq!(scene.state("old").frontends[0].holder, FrontendHolder::ThisPolicy);
+    let refused = scene.planner.refusals();
+    assert!(
+        refused
+            .iter()
+            .any(|r| r.subject.to_string() == "BalancingPolicy kube-system/young" && r.reason == "addressConflict")
+    );
+    // While the older policy has no backends, the Service serves, never the younger policy.
     scene.policy(policy::Policy { created: 1, ..balance("old", on_service(), &["fd00::3"]) });
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
-    scene.apply(Fact::PolicyGone(old.name));
+    scene.apply(Change::Delete(ObjectKey::Policy(old.name)));
     assert_eq!((scene.dial(SERVICE), scene.planner.refusals()), ("192.0.2.2:9053".into(), vec![]));
 }
 
 #[test]
-fn between_kinds_the_order_decides_and_both_say_so() {
+fn both_policies_report_the_precedence_between_kinds() {
     let mut scene = Scene::new();
     let (redirect, balance) = (redirect("cache", on_service()), balance("out", on_service(), &["192.0.2.2"]));
-    let names = [&redirect.name, &balance.name].map(OwnerName::of_policy);
+    let names = [&redirect.name, &balance.name].map(ServiceName::of_policy);
     scene.policy(redirect);
     scene.policy(balance);
     let state = scene.state("cache").frontends.remove(0);
-    assert_eq!((state.holder, state.next), (Holder::Itself, Some(names[1].clone())));
+    assert_eq!((state.holder, state.next), (FrontendHolder::ThisPolicy, Some(names[1].clone())));
     let state = scene.state("out").frontends.remove(0);
-    assert_eq!((state.holder, state.next), (Holder::Before(names[0].clone()), Some(dns().name)));
+    assert_eq!((state.holder, state.next), (FrontendHolder::HigherPolicy(names[0].clone()), Some(dns().name)));
     assert_eq!(scene.planner.refusals(), vec![]);
 }
 
 #[test]
-fn a_policy_has_no_part_in_an_address_that_its_service_lost() {
+fn a_policy_does_not_hold_an_address_that_its_service_lost() {
     let mut scene = Scene::new();
     scene.policy(balance("out", on_service(), &["192.0.2.2"]));
-    let other = Service { name: OwnerName::local("a", "thief"), created: 1, ..dns() };
-    scene.apply(Fact::Service(other.clone()));
+    let other = Service { name: ServiceName::local("a", "thief"), created: 1, ..dns() };
+    scene.apply(Change::Upsert(Object::Service(other.clone())));
     assert_eq!(scene.dial(SERVICE), "refused");
-    assert_eq!(scene.state("out").frontends[0].holder, Holder::Elsewhere(other.name.clone()));
-    scene.apply(Fact::ServiceGone(other.name));
+    assert_eq!(scene.state("out").frontends[0].holder, FrontendHolder::OtherService(other.name.clone()));
+    scene.apply(Change::Delete(ObjectKey::Service(other.name)));
     assert_eq!(scene.dial(SERVICE), "192.0.2.2:9053");
 }
 
 #[test]
-fn only_the_cluster_ip_is_taken_and_affinity_stays_the_services() {
+fn a_policy_takes_only_the_cluster_ip_and_uses_the_affinity_of_the_service() {
     let mut scene = Scene::new();
     scene.policy(balance("out", on_service(), &["192.0.2.2"]));
     scene.policy(redirect("cache", on_service()));
     assert_eq!(scene.dial("192.0.2.1:53"), "10.244.2.5:53");
-    let delta = scene.planner.take_all();
+    let delta = scene.planner.take_full_delta();
     let affinity = |name: &str| {
         let plan = delta.services.iter().find(|(owner, _)| owner.name() == name).unwrap().1.as_ref().unwrap();
         plan.sets[0].affinity
@@ -572,17 +590,20 @@ fn only_the_cluster_ip_is_taken_and_affinity_stays_the_services() {
 }
 
 #[test]
-fn host_ports_and_entries_follow_the_nodes() {
+fn host_ports_and_node_proxies_follow_the_nodes() {
     let mut scene = Scene::new();
     let host = pods("host", on_service(), RedirectMode::HostPort);
     scene.policy(host.clone());
-    assert!(scene.state("host").waits);
-    scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.3.7", "n3")])));
-    assert_eq!((scene.state("host").waits, scene.notes("host")), (false, vec!["nodeWithoutAddress"; 2]));
+    assert!(scene.state("host").awaits_controller);
+    scene.apply(Change::Upsert(Object::PolicySlice(published(
+        &host,
+        vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.3.7", "n3")],
+    ))));
+    assert_eq!((scene.state("host").awaits_controller, scene.left_out("host")), (false, vec!["nodeWithoutAddress"; 2]));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
-    scene.apply(Fact::Node(node("n2", "172.18.0.3")));
-    assert_eq!((scene.dial(SERVICE), scene.notes("host").len()), ("172.18.0.3:8053".into(), 1));
-    scene.apply(Fact::Node(node("n2", "172.18.0.9")));
+    scene.apply(Change::Upsert(Object::Node(node("n2", "172.18.0.3"))));
+    assert_eq!((scene.dial(SERVICE), scene.left_out("host").len()), ("172.18.0.3:8053".into(), 1));
+    scene.apply(Change::Upsert(Object::Node(node("n2", "172.18.0.9"))));
     assert_eq!(scene.dial(SERVICE), "172.18.0.9:8053");
 
     let proxy = policy::Policy {
@@ -590,53 +611,56 @@ fn host_ports_and_entries_follow_the_nodes() {
         ..pods("host", on_service(), RedirectMode::NodeProxy)
     };
     scene.policy(proxy.clone());
-    assert_eq!(scene.dial(SERVICE), "172.18.0.9:8053", "by the host port, until it is published anew");
-    scene.apply(Fact::PolicySlice(published(&proxy, vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.3.7", "n3")])));
+    assert_eq!(scene.dial(SERVICE), "172.18.0.9:8053", "the old host port, until new slices are published");
+    scene.apply(Change::Upsert(Object::PolicySlice(published(
+        &proxy,
+        vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.3.7", "n3")],
+    ))));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
     let entry = [address("100.64.0.2"), address("fd00:64::2")].into();
-    scene.apply(Fact::Node(Node { entry, ..node("n2", "172.18.0.9") }));
+    scene.apply(Change::Upsert(Object::Node(Node { entry, ..node("n2", "172.18.0.9") })));
     assert_eq!(scene.dial(SERVICE), "100.64.0.2:53");
-    scene.apply(Fact::NodeGone { cluster: LOCAL_CLUSTER.into(), name: "n2".into() });
+    scene.apply(Change::Delete(ObjectKey::Node { cluster: LOCAL_CLUSTER.into(), name: "n2".into() }));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
 }
 
 #[test]
-fn an_entry_weighs_as_much_as_the_pods_behind_it() {
+fn a_node_proxy_is_weighted_by_its_pods() {
     let mut scene = Scene::new();
     for (name, at) in [("n2", "100.64.0.2"), ("n3", "100.64.0.3")] {
-        scene.apply(Fact::Node(Node { entry: [address(at)].into(), ..node(name, at) }));
+        scene.apply(Change::Upsert(Object::Node(Node { entry: [address(at)].into(), ..node(name, at) })));
     }
     let proxy = pods("proxy", on_service(), RedirectMode::NodeProxy);
     scene.policy(proxy.clone());
     let two = vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.2.8", "n2"), endpoint("10.244.3.7", "n3")];
-    scene.apply(Fact::PolicySlice(published(&proxy, two)));
+    scene.apply(Change::Upsert(Object::PolicySlice(published(&proxy, two))));
     assert_eq!(scene.dial(SERVICE), "100.64.0.2:53 100.64.0.3:53");
     let set = scene.memory.rows.sets.values().find(|set| set.span.count == 3).expect("two slots and one");
     assert_eq!(set.rule, beeline_model::row::Rule::Balancing);
 }
 
 #[test]
-fn a_policy_that_could_not_be_listed_yet_keeps_what_it_holds() {
+fn a_policy_that_is_not_listed_yet_keeps_its_frontends() {
     let mut before = Scene::new();
     before.policy(balance("away", on_service(), &["192.0.2.7"]));
     assert_eq!(before.dial(SERVICE), "192.0.2.7:9053");
-    // Another agent, which has read Services and slices, and no policies.
+    // A new agent has listed Services and slices, but no policies.
     let mut after = Scene { planner: Planner::new(Rules::for_node("n1")), ..before };
     after.tables = Tables::restore(after.memory.dump().unwrap(), after.memory.sizes);
     after.tables.unlisted.insert(LOCAL_CLUSTER.into());
-    after.apply(Fact::Service(dns()));
-    after.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.6", "n2")])));
+    after.apply(Change::Upsert(Object::Service(dns())));
+    after.apply(Change::Upsert(Object::Slice(dns_slice(vec![endpoint("10.244.2.6", "n2")]))));
     assert_eq!(after.dial(SERVICE), "192.0.2.7:9053");
-    // They have been listed: it is gone.
+    // The policies are listed now, and this one is deleted.
     after.tables.unlisted.clear();
-    let delta = after.planner.take_all();
+    let delta = after.planner.take_full_delta();
     assert!(reconcile(&mut after.tables, &mut after.memory, &delta, true).is_clean());
     assert_eq!(after.dial(SERVICE), "10.244.2.6:53");
 }
 
-/// One kind could be listed, the other not.
+/// One kind of policy is listed, the other is not.
 #[test]
-fn a_policy_that_could_not_be_listed_yet_keeps_its_place_in_the_order() {
+fn a_policy_that_is_not_listed_yet_keeps_its_position_in_the_chain() {
     let local = || pod("a", "10.244.1.5");
     let start = |listed: policy::Policy| {
         let mut before = Scene::new();
@@ -648,9 +672,9 @@ fn a_policy_that_could_not_be_listed_yet_keeps_its_place_in_the_order() {
         let mut after = Scene { planner: Planner::new(Rules::for_node("n1")), ..before };
         after.tables = Tables::restore(after.memory.dump().unwrap(), after.memory.sizes);
         after.tables.unlisted.insert(LOCAL_CLUSTER.into());
-        after.planner.apply(Fact::Service(dns()));
-        after.planner.apply(Fact::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")])));
-        after.planner.apply(Fact::Pod(local()));
+        after.planner.apply(Change::Upsert(Object::Service(dns())));
+        after.planner.apply(Change::Upsert(Object::Slice(dns_slice(vec![endpoint("10.244.2.5", "n2")]))));
+        after.planner.apply(Change::Upsert(Object::Pod(local())));
         after.planner.set_cgroup(&local().uid, Some(7));
         after.policy(listed);
         after
@@ -658,20 +682,20 @@ fn a_policy_that_could_not_be_listed_yet_keeps_its_place_in_the_order() {
     assert_eq!(start(balance("out", on_service(), &["192.0.2.53"])).dial(SERVICE), "10.244.1.5:5353");
     let mut after = start(redirect("cache", on_service()));
     assert_eq!(after.dial(SERVICE), "10.244.1.5:5353");
-    after.apply(Fact::PodGone(local().name));
-    assert_eq!(after.dial(SERVICE), "192.0.2.53:9053", "what is below the redirect is still the policy");
+    after.apply(Change::Delete(ObjectKey::Pod(local().name)));
+    assert_eq!(after.dial(SERVICE), "192.0.2.53:9053", "the balancing policy is still below the redirect");
 }
 
 #[test]
-fn nobody_waits_for_a_controller_that_is_not_there() {
+fn a_self_publishing_planner_does_not_wait_for_a_controller() {
     let mut scene = Scene::new();
-    scene.planner.publish_ourselves();
+    scene.planner.set_self_publishing();
     scene.policy(pods("api", on_service(), RedirectMode::PodEndpoint));
-    assert!(!scene.state("api").waits, "it has no ready pods, and that is all");
+    assert!(!scene.state("api").awaits_controller, "the policy only has no ready pods");
 }
 
 #[test]
-fn pods_whose_cgroup_is_not_found_are_named() {
+fn pods_without_a_cgroup_are_listed() {
     let mut scene = Scene::new();
     scene.policy(redirect("cache", on_service()));
     scene.pod(pod("cache-1", "10.244.1.5"));
@@ -691,45 +715,42 @@ fn policies_are_found_by_name_by_address_and_by_service() {
     closed.matcher = Matcher::Service { name: "dns".into(), ports: Some([dialled("other", 99)].into()) };
     scene.policy(closed);
     let names = |states: Vec<PolicyState>| states.iter().map(|s| s.name.name.to_string()).collect::<Vec<_>>();
-    let about = |at: &str, service: Option<&OwnerName>| names(scene.planner.policies_about(address(at), service));
+    let about = |at: &str, service: Option<&ServiceName>| names(scene.planner.policies_for(address(at), service));
     assert_eq!(about("10.96.0.10", None), ["cache", "closed"]);
     assert_eq!(about("192.0.2.1", Some(&dns().name)), ["cache", "closed"], "its load balancer");
     assert_eq!(about("169.254.20.10", None), ["far"]);
     assert!(about("10.96.0.99", None).is_empty());
-    assert_eq!(names(scene.planner.policies_called("kube-system/far")), ["far"]);
-    assert_eq!(
-        (names(scene.planner.policies_called("far")).len(), scene.planner.policies_called("x/far").len()),
-        (1, 0)
-    );
+    assert_eq!(names(scene.planner.policies_named("kube-system/far")), ["far"]);
+    assert_eq!((names(scene.planner.policies_named("far")).len(), scene.planner.policies_named("x/far").len()), (1, 0));
     let closed = scene.state("closed");
-    assert_eq!((closed.refused.unwrap().reason, closed.ports), ("portNotFound", Some(vec!["99/UDP".into()])));
+    assert_eq!((closed.refused.unwrap().reason.as_str(), closed.ports), ("portNotFound", Some(vec!["99/UDP".into()])));
 }
 
 #[test]
-fn slices_count_only_if_they_are_owned_by_this_policy() {
+fn slices_of_another_policy_are_ignored() {
     let mut scene = Scene::new();
     let mut api = pods("api", on_service(), RedirectMode::PodEndpoint);
     scene.policy(api.clone());
     let unready = Endpoint { ready: false, ..endpoint("10.244.2.8", "n2") };
-    scene.apply(Fact::PolicySlice(published(&api, vec![endpoint("10.244.2.7", "n2"), unready])));
+    scene.apply(Change::Upsert(Object::PolicySlice(published(&api, vec![endpoint("10.244.2.7", "n2"), unready]))));
     assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053");
     api.uid = "another".into();
     scene.policy(api.clone());
-    assert_eq!((scene.dial(SERVICE), scene.state("api").waits), ("10.244.2.5:53".into(), true));
-    scene.apply(Fact::PolicySlice(published(&api, vec![endpoint("10.244.2.9", "n2")])));
+    assert_eq!((scene.dial(SERVICE), scene.state("api").awaits_controller), ("10.244.2.5:53".into(), true));
+    scene.apply(Change::Upsert(Object::PolicySlice(published(&api, vec![endpoint("10.244.2.9", "n2")]))));
     assert_eq!(scene.dial(SERVICE), "10.244.2.9:8053");
-    scene.apply(Fact::PolicySliceGone(published(&api, vec![]).name));
+    scene.apply(Change::Delete(ObjectKey::PolicySlice(published(&api, vec![]).name)));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
 }
 
-/// What was published for another mode or other ports must not be read as if it were for these.
+/// Slices of another mode or other ports must not be read as if they were current.
 #[test]
-fn slices_are_read_by_the_mode_and_ports_that_they_were_made_for() {
+fn slices_are_read_with_the_mode_and_ports_they_were_built_for() {
     let mut scene = Scene::new();
     let pod_ports = pods("api", on_service(), RedirectMode::PodEndpoint);
-    let old = Fact::PolicySlice(published(&pod_ports, vec![endpoint("10.244.2.7", "n2")]));
+    let old = Change::Upsert(Object::PolicySlice(published(&pod_ports, vec![endpoint("10.244.2.7", "n2")])));
     scene.policy(pod_ports.clone());
-    scene.apply(Fact::Node(node("n2", "172.18.0.3")));
+    scene.apply(Change::Upsert(Object::Node(node("n2", "172.18.0.3"))));
     scene.apply(old.clone());
     assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053");
 
@@ -737,13 +758,13 @@ fn slices_are_read_by_the_mode_and_ports_that_they_were_made_for() {
     let Target::Pods { selector: chosen, .. } = &mut other_pods.target else { panic!() };
     *chosen = selector("other");
     scene.policy(other_pods);
-    assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053", "the old ones, until the new ones are there");
+    assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053", "the old slices, until the new ones exist");
 
     let host = policy::Policy { generation: 3, ..pods("api", on_service(), RedirectMode::HostPort) };
     scene.policy(host.clone());
-    assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053", "those of before, as what they are: not the node's port 8053");
-    assert!(scene.state("api").waits);
-    scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")])));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053", "the old slices with their own mode: not port 8053 of the node");
+    assert!(scene.state("api").awaits_controller);
+    scene.apply(Change::Upsert(Object::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")]))));
     assert_eq!(scene.dial(SERVICE), "172.18.0.3:8053");
 
     let mut moved = policy::Policy { generation: 4, ..pod_ports };
@@ -752,32 +773,42 @@ fn slices_are_read_by_the_mode_and_ports_that_they_were_made_for() {
     scene.policy(moved.clone());
     scene.apply(old);
     assert_eq!(scene.dial(SERVICE), "10.244.2.7:8053", "the old port, until the new one is published");
-    scene.apply(Fact::PolicySlice(published(&moved, vec![])));
-    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "nobody has it");
+    scene.apply(Change::Upsert(Object::PolicySlice(published(&moved, vec![]))));
+    assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "no pod has the port");
 }
 
 #[test]
-fn it_holds_where_its_selector_says_and_outside_if_it_may() {
+fn a_policy_applies_to_selected_nodes_and_outside_if_enabled() {
     let mut scene = Scene::new();
     let on_gpu = policy::Policy { nodes: Some(selector("gpu")), ..balance("out", on_service(), &["192.0.2.2"]) };
     scene.policy(on_gpu);
-    assert_eq!((scene.dial(SERVICE), scene.state("out").standing), ("10.244.2.5:53".into(), Standing::OtherNodes));
-    let delta = scene.apply(Fact::Node(Node { labels: labels("gpu"), ..Node::named(LOCAL_CLUSTER, "n1") }));
-    assert_eq!((scene.dial(SERVICE), scene.state("out").standing), ("192.0.2.2:9053".into(), Standing::Here));
+    assert_eq!(
+        (scene.dial(SERVICE), scene.state("out").applicability),
+        ("10.244.2.5:53".into(), PolicyApplicability::OtherNodes)
+    );
+    let delta =
+        scene.apply(Change::Upsert(Object::Node(Node { labels: labels("gpu"), ..Node::named(LOCAL_CLUSTER, "n1") })));
+    assert_eq!(
+        (scene.dial(SERVICE), scene.state("out").applicability),
+        ("192.0.2.2:9053".into(), PolicyApplicability::ThisNode)
+    );
     assert!(planned(&delta).contains(&"BalancingPolicy kube-system/out".to_owned()));
-    scene.apply(Fact::Node(Node::named(LOCAL_CLUSTER, "n1")));
+    scene.apply(Change::Upsert(Object::Node(Node::named(LOCAL_CLUSTER, "n1"))));
     assert_eq!(scene.dial(SERVICE), "10.244.2.5:53");
 
-    let mut scene = Scene::standing(StandPoint::Outside);
+    let mut scene = Scene::with_role(HostRole::Outside);
     scene.policy(balance("out", on_service(), &["192.0.2.2"]));
     assert_eq!(scene.dial(SERVICE), "192.0.2.2:9053");
     scene.policy(policy::Policy { out_cluster: false, ..balance("out", on_service(), &["192.0.2.2"]) });
-    assert_eq!((scene.dial(SERVICE), scene.state("out").standing), ("10.244.2.5:53".into(), Standing::InsideOnly));
+    assert_eq!(
+        (scene.dial(SERVICE), scene.state("out").applicability),
+        ("10.244.2.5:53".into(), PolicyApplicability::InsideOnly)
+    );
 }
 
-/// What admission should have refused is refused again, and the Service serves.
+/// Policies that admission should have refused are refused here too, and the Service serves.
 #[test]
-fn nothing_that_is_read_is_trusted() {
+fn invalid_policies_are_refused() {
     let good = || balance("p", on_service(), &["192.0.2.2"]);
     let ports =
         |ports: &[BackendPort]| Target::Addresses { addresses: [address("192.0.2.2")].into(), ports: ports.into() };
@@ -836,8 +867,11 @@ fn nothing_that_is_read_is_trusted() {
         scene.policy(bad.clone());
         assert_eq!(scene.reason("p"), Some(reason), "{bad:?}");
         assert_eq!(scene.dial(SERVICE), "10.244.2.5:53", "{bad:?}");
-        let told = scene.planner.refusals();
-        assert!(told.iter().any(|r| r.reason == reason && r.subject == bad.name.to_string()), "{told:?}");
+        let refused = scene.planner.refusals();
+        assert!(
+            refused.iter().any(|r| r.reason == reason && r.subject.to_string() == bad.name.to_string()),
+            "{refused:?}"
+        );
         scene.policy(policy::Policy {
             name: bad.name.clone(),
             ..if bad.name.kind == PolicyKind::Balancing { good() } else { redirect("p", on_service()) }
@@ -847,27 +881,32 @@ fn nothing_that_is_read_is_trusted() {
 }
 
 #[test]
-fn ports_are_paired_by_name_and_the_rest_stays_the_services() {
+fn ports_are_paired_by_name_and_other_ports_stay_with_the_service() {
     let mut scene = Scene::new();
     let port = |name: &str, port| ServicePort { name: name.into(), protocol: Protocol::Udp, port, node_port: 0 };
     let several = Service { ports: [port("dns", 53), port("metrics", 9153), port("alt", 54)].into(), ..dns() };
-    scene.apply(Fact::Service(several));
+    scene.apply(Change::Upsert(Object::Service(several)));
     let mut out = balance("out", on_service(), &["192.0.2.2"]);
     let ports = [number("alt", 1054), number("dns", 1053)].into();
     out.target = Target::Addresses { addresses: [address("192.0.2.2")].into(), ports };
     scene.policy(out);
     assert_eq!((scene.dial(SERVICE), scene.dial("10.96.0.10:54")), ("192.0.2.2:1053".into(), "192.0.2.2:1054".into()));
-    assert_eq!((scene.dial("10.96.0.10:9153"), scene.notes("out")), ("refused".into(), vec!["portWithoutBackend"]));
+    assert_eq!((scene.dial("10.96.0.10:9153"), scene.left_out("out")), ("refused".into(), vec!["portWithoutBackend"]));
 }
 
-/// Cost follows the change.
+/// The cost is proportional to the change.
 #[test]
 fn only_what_depends_on_a_change_is_planned_again() {
     let mut scene = Scene::new();
     for i in 0..50 {
-        let name = OwnerName::local("other", &format!("s{i}"));
+        let name = ServiceName::local("other", &format!("s{i}"));
         let ip = address(&format!("10.96.1.{i}"));
-        scene.apply(Fact::Service(Service { name, cluster_ips: [ip].into(), load_balancer_ips: [].into(), ..dns() }));
+        scene.apply(Change::Upsert(Object::Service(Service {
+            name,
+            cluster_ips: [ip].into(),
+            load_balancer_ips: [].into(),
+            ..dns()
+        })));
         let at = format!("169.254.30.{i}");
         scene.policy(balance(&format!("v{i}"), at_virtual(&at), &["192.0.2.2"]));
     }
@@ -876,33 +915,36 @@ fn only_what_depends_on_a_change_is_planned_again() {
     scene.policy(policy::Policy { target: other, ..redirect("other", at_virtual("169.254.20.10")) });
     scene.policy(pods("host", at_virtual("169.254.20.11"), RedirectMode::HostPort));
     let host = pods("host", at_virtual("169.254.20.11"), RedirectMode::HostPort);
-    let delta = scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")])));
+    let delta = scene.apply(Change::Upsert(Object::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")]))));
     assert_eq!(planned(&delta), ["BalancingPolicy kube-system/host"]);
 
     let cache = ["Service kube-system/dns".to_owned(), "LocalRedirectPolicy kube-system/cache".to_owned()];
     assert_eq!(planned(&scene.pod(Pod { uid: "".into(), ..pod("a", "10.244.1.5") })), cache);
     assert_eq!(planned(&scene.pod(Pod { uid: "".into(), labels: labels("none"), ..pod("b", "10.244.1.6") })), [""; 0]);
-    assert_eq!(planned(&scene.apply(Fact::Node(node("n2", "172.18.0.3")))), ["BalancingPolicy kube-system/host"]);
-    assert_eq!(planned(&scene.apply(Fact::Node(node("n3", "172.18.0.4")))), [""; 0]);
-    assert_eq!(planned(&scene.apply(Fact::Service(Service { affinity: None, ..dns() }))), cache);
+    assert_eq!(
+        planned(&scene.apply(Change::Upsert(Object::Node(node("n2", "172.18.0.3"))))),
+        ["BalancingPolicy kube-system/host"]
+    );
+    assert_eq!(planned(&scene.apply(Change::Upsert(Object::Node(node("n3", "172.18.0.4"))))), [""; 0]);
+    assert_eq!(planned(&scene.apply(Change::Upsert(Object::Service(Service { affinity: None, ..dns() })))), cache);
     let labelled = Node { labels: labels("x"), ..Node::named(LOCAL_CLUSTER, "n1") };
-    scene.apply(Fact::Node(Node::named(LOCAL_CLUSTER, "n1")));
-    assert_eq!(planned(&scene.apply(Fact::Node(labelled))), [""; 0]);
+    scene.apply(Change::Upsert(Object::Node(Node::named(LOCAL_CLUSTER, "n1"))));
+    assert_eq!(planned(&scene.apply(Change::Upsert(Object::Node(labelled)))), [""; 0]);
 }
 
 #[test]
-fn gone_is_gone() {
+fn deleting_a_policy_restores_its_service() {
     let mut scene = Scene::new();
     let host = pods("host", on_service(), RedirectMode::HostPort);
     scene.policy(host.clone());
     scene.policy(redirect("cache", at_virtual("169.254.20.10")));
-    scene.apply(Fact::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")])));
-    scene.apply(Fact::PolicyGone(host.name.clone()));
-    scene.apply(Fact::PolicyGone(policy_name(PolicyKind::LocalRedirect, "cache")));
+    scene.apply(Change::Upsert(Object::PolicySlice(published(&host, vec![endpoint("10.244.2.7", "n2")]))));
+    scene.apply(Change::Delete(ObjectKey::Policy(host.name.clone())));
+    scene.apply(Change::Delete(ObjectKey::Policy(policy_name(PolicyKind::LocalRedirect, "cache"))));
     assert_eq!((scene.planner.policy_clusters().count(), scene.planner.policies()), (0, vec![]));
     assert_eq!((scene.dial(SERVICE), scene.dial(VIRTUAL)), ("10.244.2.5:53".into(), "untouched".into()));
-    // The slice came before its policy, or outlives it: it counts as soon as there is one.
-    scene.apply(Fact::Node(node("n2", "172.18.0.3")));
+    // A slice may be received before its policy. It is used as soon as the policy exists.
+    scene.apply(Change::Upsert(Object::Node(node("n2", "172.18.0.3"))));
     scene.policy(host);
     assert_eq!(scene.dial(SERVICE), "172.18.0.3:8053");
 }

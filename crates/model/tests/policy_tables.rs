@@ -1,14 +1,14 @@
-//! Policies through random lives: redirects over balancings over services, with limits and the pods that they select,
-//! come, change and go, on maps that fail. The plans are made here, so that every shape of them is met.
+//! Tables of policies under random changes: LocalRedirectPolicies over BalancingPolicies over Services, with limits and
+//! selected pods, on maps that fail. The plans are built here, so that every combination occurs.
 
 #[allow(dead_code)]
 mod support;
 
 use beeline_model::claim::Claim;
-use beeline_model::diff::{Outcome, reconcile};
+use beeline_model::diff::{ReconcileOutcome, reconcile};
 use beeline_model::event::Action;
 use beeline_model::name::LOCAL_CLUSTER;
-use beeline_model::op::{Faulty, Maps, Memory, Op};
+use beeline_model::op::{FaultyMaps, Maps, MemoryMaps, Op};
 use beeline_model::plan::{BackendPlan, ServicePlan, SetPlan, SetPolicy};
 use beeline_model::planner::Delta;
 use beeline_model::policy::{Limit, PolicyKind, PolicyName};
@@ -16,11 +16,12 @@ use beeline_model::resolve::Dial;
 use beeline_model::row::*;
 use beeline_model::rules::EmptyLocal;
 use beeline_model::table::Tables;
-use beeline_model::{Address, Audience, Family, OwnerName, PortName, Protocol, SetName, SetRole};
+use beeline_model::{Address, Audience, Family, PortName, Protocol, ServiceName, SetName, SetRole};
 use std::collections::{BTreeMap, BTreeSet};
-use support::answer::Answer;
-use support::watched::Watched;
-use support::world::address;
+use support::dial_result::DialResult;
+use support::objects::address;
+use support::observed_maps::ObservedMaps;
+use support::seed::seeds;
 
 const PODS: u8 = 6;
 const PORTS: [(&str, Protocol); 2] = [("dns", Protocol::Udp), ("dns-tcp", Protocol::Tcp)];
@@ -39,11 +40,16 @@ fn cgroup(number: u8) -> u64 {
     1000 + u64::from(number)
 }
 
-fn policy(kind: PolicyKind, name: &str) -> OwnerName {
-    OwnerName::of_policy(&PolicyName { kind, cluster: LOCAL_CLUSTER.into(), namespace: "a".into(), name: name.into() })
+fn policy(kind: PolicyKind, name: &str) -> ServiceName {
+    ServiceName::of_policy(&PolicyName {
+        kind,
+        cluster: LOCAL_CLUSTER.into(),
+        namespace: "a".into(),
+        name: name.into(),
+    })
 }
 
-/// A redirect; those of its pods that are ready are backends.
+/// A LocalRedirectPolicy. Its ready pods are backends.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Redirect {
     selected: BTreeSet<u8>,
@@ -51,16 +57,16 @@ struct Redirect {
     limit: Option<Limit>,
 }
 
-/// What there is: at the Service's address up to three levels, at the virtual one a redirect alone.
+/// The current objects: up to three levels at the Service's address, and a LocalRedirectPolicy at the virtual address.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct State {
+struct Levels {
     service: Option<BTreeSet<u8>>,
     balancing: Option<BTreeSet<u8>>,
     redirect: Option<Redirect>,
     alone: Option<Redirect>,
 }
 
-impl State {
+impl Levels {
     fn change(&mut self, rng: &mut fastrand::Rng) {
         let pods = |rng: &mut fastrand::Rng| (0..PODS).filter(|_| rng.u8(..3) == 0).collect::<BTreeSet<u8>>();
         let flip = |redirect: &mut Option<Redirect>, rng: &mut fastrand::Rng| match rng.u8(..6) {
@@ -85,8 +91,8 @@ impl State {
         }
     }
 
-    /// Without its Service, what goes before it is nowhere.
-    fn levels(&self) -> Vec<(OwnerName, Rule, &BTreeSet<u8>, Option<&Redirect>)> {
+    /// The levels at the Service's address. Without the Service there are none.
+    fn levels(&self) -> Vec<(ServiceName, Rule, &BTreeSet<u8>, Option<&Redirect>)> {
         let Some(service) = &self.service else { return Vec::new() };
         let mut levels = Vec::new();
         if let Some(redirect) = &self.redirect {
@@ -96,16 +102,16 @@ impl State {
         if let Some(pods) = &self.balancing {
             levels.push((policy(PolicyKind::Balancing, "api"), Rule::Balancing, pods, None));
         }
-        levels.push((OwnerName::local("a", "kube-dns"), Rule::Service, service, None));
+        levels.push((ServiceName::local("a", "kube-dns"), Rule::Service, service, None));
         levels
     }
 
     fn plan(&self) -> Plan {
         let mut plan = Plan::default();
-        plan.add(SERVED, Kind::ClusterIp, &self.levels());
+        plan.add(SERVED, FrontendKind::ClusterIp, &self.levels());
         if let Some(redirect) = &self.alone {
             let name = policy(PolicyKind::LocalRedirect, "alone");
-            plan.add(VIRTUAL, Kind::Virtual, &[(name, Rule::Redirect, &redirect.ready, Some(redirect))]);
+            plan.add(VIRTUAL, FrontendKind::Virtual, &[(name, Rule::Redirect, &redirect.ready, Some(redirect))]);
         }
         plan
     }
@@ -113,13 +119,13 @@ impl State {
 
 #[derive(Clone, Debug, Default)]
 struct Plan {
-    services: BTreeMap<OwnerName, ServicePlan>,
-    /// Who is asked, in order.
+    services: BTreeMap<ServiceName, ServicePlan>,
+    /// The chain of each frontend.
     frontends: BTreeMap<FrontendKey, Vec<Claim>>,
 }
 
 impl Plan {
-    fn add(&mut self, at: &str, kind: Kind, levels: &[(OwnerName, Rule, &BTreeSet<u8>, Option<&Redirect>)]) {
+    fn add(&mut self, at: &str, kind: FrontendKind, levels: &[(ServiceName, Rule, &BTreeSet<u8>, Option<&Redirect>)]) {
         for (port, protocol) in PORTS {
             let (mut next, mut chain) = (None, Vec::new());
             for (owner, rule, pods, redirect) in levels.iter().rev() {
@@ -136,14 +142,15 @@ impl Plan {
         }
     }
 
-    /// What differs from an earlier plan, who inherits a key, and what is to be tried again.
-    fn delta(&self, old: &Plan, again: &BTreeSet<OwnerName>, full: bool) -> Delta {
-        let names: BTreeSet<&OwnerName> = self.services.keys().chain(old.services.keys()).chain(again).collect();
+    /// The changes since an earlier plan, including owners whose chains changed and owners to retry.
+    fn delta(&self, old: &Plan, retried: &BTreeSet<ServiceName>, full: bool) -> Delta {
+        let names: BTreeSet<&ServiceName> = self.services.keys().chain(old.services.keys()).chain(retried).collect();
         let inherited = self.frontends.iter().filter(|(key, chain)| old.frontends.get(key) != Some(chain));
-        let heirs: BTreeSet<&OwnerName> = inherited.flat_map(|(_, chain)| chain).map(|claim| &claim.service).collect();
-        let differs = |name: &&&OwnerName| {
-            let asked = full || again.contains(**name) || heirs.contains(**name);
-            asked || self.services.get(**name) != old.services.get(**name)
+        let inheritors: BTreeSet<&ServiceName> =
+            inherited.flat_map(|(_, chain)| chain).map(|claim| &claim.service).collect();
+        let differs = |name: &&&ServiceName| {
+            let needed = full || retried.contains(**name) || inheritors.contains(**name);
+            needed || self.services.get(**name) != old.services.get(**name)
         };
         let services = names.iter().filter(differs).map(|name| ((*name).clone(), self.services.get(*name).cloned()));
         let keys: BTreeSet<&FrontendKey> = self.frontends.keys().chain(old.frontends.keys()).collect();
@@ -160,7 +167,7 @@ impl Plan {
 }
 
 fn set(
-    owner: &OwnerName,
+    owner: &ServiceName,
     port: &str,
     protocol: Protocol,
     rule: Rule,
@@ -170,7 +177,7 @@ fn set(
 ) -> SetPlan {
     let role = if rule == Rule::Redirect { SetRole::Local } else { SetRole::Cluster };
     let owner = PortName::new(owner.clone(), port.into(), protocol);
-    // Each level's backends have a port of their own, so that an answer tells the level.
+    // The backends of each level have their own port, so that a result shows the level.
     let number = 53 + 1000 * rule as u16;
     SetPlan {
         name: SetName { owner, family: Family::V4, role, audience: Audience::Everyone },
@@ -178,7 +185,7 @@ fn set(
         rule,
         affinity: 0,
         when_empty: WhenEmpty::Refuse,
-        any: !pods.is_empty(),
+        has_any_endpoint: !pods.is_empty(),
         next,
         policy: match rule {
             Rule::Service => None,
@@ -187,7 +194,7 @@ fn set(
     }
 }
 
-/// From everywhere, and from each pod.
+/// Dials from each pod, and from elsewhere.
 fn dials() -> Vec<Dial> {
     let from: Vec<Vec<u64>> = (0..PODS).map(|n| vec![1, cgroup(n), 7]).chain([vec![], vec![1]]).collect();
     let mut dials = Vec::new();
@@ -198,12 +205,13 @@ fn dials() -> Vec<Dial> {
     dials
 }
 
-fn answer(rows: &Rows, dial: &Dial) -> Answer {
-    Answer::of(rows, dial, EmptyLocal::Refuse)
+fn result(rows: &Rows, dial: &Dial) -> DialResult {
+    DialResult::of(rows, dial, EmptyLocal::Refuse)
 }
 
-/// Holds between any two writes, whatever failed: who is sent to a pod is not that pod, and who takes tokens has a bucket.
-fn must_hold(rows: &Rows, op: &Op) {
+/// Holds between any two writes, whatever failed: no pod is redirected to itself, and every set with a limit has a
+/// bucket.
+fn check_invariants(rows: &Rows, op: &Op) {
     for id in rows.reachable_sets() {
         let Some(set) = rows.sets.get(id) else { continue };
         let header = set.header;
@@ -219,48 +227,49 @@ fn must_hold(rows: &Rows, op: &Op) {
     }
 }
 
-struct Life {
+struct TestAgent {
     rng: fastrand::Rng,
-    state: State,
+    state: Levels,
     plan: Plan,
-    again: BTreeSet<OwnerName>,
+    retried: BTreeSet<ServiceName>,
     tables: Tables,
-    memory: Memory,
+    memory: MemoryMaps,
 }
 
-impl Life {
-    fn new(seed: u64) -> Life {
-        let (rng, state, plan) = (fastrand::Rng::with_seed(seed), State::default(), Plan::default());
-        let (tables, memory) = (Tables::new(sizes()), Memory::new(sizes()));
-        Life { rng, state, plan, again: BTreeSet::new(), tables, memory }
+impl TestAgent {
+    fn new(seed: u64) -> TestAgent {
+        let (rng, state, plan) = (fastrand::Rng::with_seed(seed), Levels::default(), Plan::default());
+        let (tables, memory) = (Tables::new(sizes()), MemoryMaps::new(sizes()));
+        TestAgent { rng, state, plan, retried: BTreeSet::new(), tables, memory }
     }
 
     fn next_delta(&mut self, full: bool) -> Delta {
         let plan = self.state.plan();
-        let delta = plan.delta(&self.plan, &self.again, full);
+        let delta = plan.delta(&self.plan, &self.retried, full);
         self.plan = plan;
         delta
     }
 
-    fn round(&mut self, full: bool, one_in: u32) -> Outcome {
+    fn round(&mut self, full: bool, one_in: u32) -> ReconcileOutcome {
         let delta = self.next_delta(full);
         let mut coin = fastrand::Rng::with_seed(self.rng.u64(..));
-        let mut memory = std::mem::replace(&mut self.memory, Memory::new(sizes()));
-        let watched = Watched { inner: &mut memory, seen: Box::new(must_hold) };
-        let mut maps = Faulty::new(watched, move |_| one_in > 0 && coin.u32(..one_in) == 0);
+        let mut memory = std::mem::replace(&mut self.memory, MemoryMaps::new(sizes()));
+        let observed =
+            ObservedMaps { inner: &mut memory, observe: Box::new(check_invariants), fails: Box::new(|| false) };
+        let mut maps = FaultyMaps::new(observed, move |_| one_in > 0 && coin.u32(..one_in) == 0);
         let outcome = reconcile(&mut self.tables, &mut maps, &delta, full);
         drop(maps);
         self.memory = memory;
-        self.note(&outcome);
+        self.check(&outcome);
         outcome
     }
 
-    fn note(&mut self, outcome: &Outcome) {
-        self.again = outcome.failed.keys().cloned().collect();
+    fn check(&mut self, outcome: &ReconcileOutcome) {
+        self.retried = outcome.failed.keys().cloned().collect();
         if let Err(problem) = self.tables.audit(sizes()) {
             panic!("{problem}\nafter {outcome:?}");
         }
-        // Beside what arrays cannot forget, sets that wait for one that will lead to them.
+        // Unreachable sets are ignored: old rows that arrays keep, and sets that are kept for a failed write.
         let (mut mirror, mut map) = (self.tables.rows().clone(), self.memory.rows.clone());
         let reachable = map.reachable_sets();
         [&mut mirror, &mut map].iter_mut().for_each(|rows| rows.sets.retain(|id, _| reachable.contains(&id)));
@@ -268,7 +277,7 @@ impl Life {
         assert_eq!(map, mirror);
     }
 
-    fn settle(&mut self) {
+    fn reconcile_until_clean(&mut self) {
         let mut outcome = self.round(false, 0);
         for _ in 0..4 {
             if outcome.is_clean() {
@@ -284,122 +293,123 @@ impl Life {
     }
 }
 
-fn programmed(state: &State) -> Rows {
-    let (mut tables, mut memory) = (Tables::new(sizes()), Memory::new(sizes()));
+fn programmed(state: &Levels) -> Rows {
+    let (mut tables, mut memory) = (Tables::new(sizes()), MemoryMaps::new(sizes()));
     let delta = state.plan().delta(&Plan::default(), &BTreeSet::new(), true);
     assert!(reconcile(&mut tables, &mut memory, &delta, true).is_clean());
     memory.rows
 }
 
 #[test]
-fn whatever_happens_the_tables_come_to_the_plan() {
+fn the_tables_reach_the_plan_after_changes_failures_and_restarts() {
     let dials = dials();
     let mut ops = 0;
-    for seed in 0..200 {
-        let mut life = Life::new(seed);
+    for seed in seeds(0..200) {
+        let mut agent = TestAgent::new(seed);
         let one_in = [0, 10, 4][seed as usize % 3];
         for step in 0..40 {
-            (0..life.rng.usize(1..4)).for_each(|_| life.state.change(&mut life.rng));
-            let restarts = life.rng.u8(..10) == 0;
+            (0..agent.rng.usize(1..4)).for_each(|_| agent.state.change(&mut agent.rng));
+            let restarts = agent.rng.u8(..10) == 0;
             if restarts {
-                life.restart();
+                agent.restart();
             }
-            let full = restarts || life.rng.u8(..10) == 0;
-            ops += life.round(full, one_in).ops;
-            if life.rng.u8(..5) == 0 {
-                life.tables.recycle(&mut life.memory).unwrap();
+            let full = restarts || agent.rng.u8(..10) == 0;
+            ops += agent.round(full, one_in).ops;
+            if agent.rng.u8(..5) == 0 {
+                agent.tables.recycle(&mut agent.memory).unwrap();
             }
             if step % 4 == 3 {
-                life.settle();
-                let fresh = programmed(&life.state);
-                dials.iter().for_each(|d| assert_eq!(answer(&life.memory.rows, d), answer(&fresh, d), "{d:?}"));
+                agent.reconcile_until_clean();
+                let fresh = programmed(&agent.state);
+                dials.iter().for_each(|d| assert_eq!(result(&agent.memory.rows, d), result(&fresh, d), "{d:?}"));
             }
         }
-        life.settle();
-        life.restart();
-        assert_eq!(life.round(true, 0).ops, 0, "nothing changed, nothing to write");
-        life.state = State::default();
-        life.round(false, one_in);
-        life.settle();
-        let rows = life.tables.rows();
+        agent.reconcile_until_clean();
+        agent.restart();
+        assert_eq!(agent.round(true, 0).ops, 0, "no changes, so no writes");
+        agent.state = Levels::default();
+        agent.round(false, one_in);
+        agent.reconcile_until_clean();
+        let rows = agent.tables.rows();
         assert!(rows.names.is_empty() && rows.buckets.is_empty() && rows.selected.is_empty() && rows.sets.is_empty());
     }
     println!("{ops} writes");
 }
 
-/// With failures on odd seeds. Answers of several changes at once may be mixed; but who is served before and after is
-/// served all the time.
+/// With failures on odd seeds. Results of several simultaneous changes may be mixed, but a dial that is resolved before
+/// and after is resolved all the time.
 #[test]
-fn between_two_writes_a_dial_gets_the_old_answer_or_the_new_one() {
+fn between_two_writes_a_dial_gets_the_old_or_the_new_result() {
     let (dials, mut checked) = (dials(), 0u64);
-    for seed in 1000..1150 {
-        let mut life = Life::new(seed);
+    for seed in seeds(1000..1150) {
+        let mut agent = TestAgent::new(seed);
         for _ in 0..30 {
-            let before = life.memory.rows.clone();
-            let changes = life.rng.usize(1..4);
-            (0..changes).for_each(|_| life.state.change(&mut life.rng));
-            let after = programmed(&life.state);
-            let watched: Vec<_> = dials.iter().map(|d| (d, answer(&before, d), answer(&after, d))).collect();
+            let before = agent.memory.rows.clone();
+            let changes = agent.rng.usize(1..4);
+            (0..changes).for_each(|_| agent.state.change(&mut agent.rng));
+            let after = programmed(&agent.state);
+            let watched: Vec<_> = dials.iter().map(|d| (d, result(&before, d), result(&after, d))).collect();
             for round in 0.. {
-                let delta = life.next_delta(false);
-                let mut memory = std::mem::replace(&mut life.memory, Memory::new(sizes()));
-                let seen = |rows: &Rows, op: &Op| {
+                let delta = agent.next_delta(false);
+                let mut memory = std::mem::replace(&mut agent.memory, MemoryMaps::new(sizes()));
+                let observe = |rows: &Rows, op: &Op| {
                     for (dial, old, new) in &watched {
-                        let now = answer(rows, dial);
-                        let served = [old, new, &now].map(|answer| answer.action == Action::Resolved);
+                        let now = result(rows, dial);
+                        let served = [old, new, &now].map(|result| result.action == Action::Resolved);
                         let fits = if changes == 1 { now.is_between(old, new) } else { served != [true, true, false] };
                         assert!(fits, "{dial:?}\nold {old:?}\nnew {new:?}\nnow {now:?}\nafter {op:?}");
                         checked += 1;
                     }
                 };
                 let mut coin = fastrand::Rng::with_seed(seed + round);
-                let fails = move |_| seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
-                let mut maps = Faulty::new(Watched { inner: &mut memory, seen: Box::new(seen) }, fails);
-                let outcome = reconcile(&mut life.tables, &mut maps, &delta, false);
+                let fails = move || seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
+                let mut maps = ObservedMaps { inner: &mut memory, observe: Box::new(observe), fails: Box::new(fails) };
+                let outcome = reconcile(&mut agent.tables, &mut maps, &delta, false);
                 drop(maps);
-                life.memory = memory;
-                life.note(&outcome);
+                agent.memory = memory;
+                agent.check(&outcome);
                 if outcome.is_clean() {
                     break;
                 }
                 assert!(round < 30, "still not clean: {outcome:?}");
             }
             for (dial, _, new) in &watched {
-                assert_eq!(&answer(&life.memory.rows, dial), new, "{dial:?}");
+                assert_eq!(&result(&agent.memory.rows, dial), new, "{dial:?}");
             }
         }
     }
     println!("{checked} dials between writes");
 }
 
-/// Of a policy that is deleted and made again: another number, or the same one with a full bucket.
+/// A policy that is deleted and created retried gets another id, or the same id with a full bucket.
 #[test]
-fn a_number_is_kept_while_the_policy_is_there() {
-    let mut life = Life::new(1);
+fn a_policy_keeps_its_id_while_it_exists() {
+    let mut agent = TestAgent::new(1);
     let limit = Some(Limit { connects_per_second: 5, burst: 10 });
     let redirect = Redirect { selected: [1, 2].into(), ready: [1].into(), limit };
-    life.state.service = Some([3].into());
-    life.state.redirect = Some(redirect.clone());
-    life.settle();
-    let number = |life: &Life| *life.tables.rows().buckets.keys().next().expect("a bucket");
-    let first = number(&life);
-    let sets = life.tables.rows().sets.values().filter(|set| set.header.policy == first && set.header.limited);
-    assert_eq!(sets.count(), PORTS.len(), "one number for all ports");
+    agent.state.service = Some([3].into());
+    agent.state.redirect = Some(redirect.clone());
+    agent.reconcile_until_clean();
+    let policy_id = |agent: &TestAgent| *agent.tables.rows().buckets.keys().next().expect("a bucket");
+    let first = policy_id(&agent);
+    let sets = agent.tables.rows().sets.values().filter(|set| set.header.policy == first && set.header.limited);
+    assert_eq!(sets.count(), PORTS.len(), "one id for all ports");
     for ready in [vec![], vec![1, 2], vec![2]] {
-        life.state.redirect = Some(Redirect { ready: ready.into_iter().collect(), ..redirect.clone() });
-        life.settle();
-        life.restart();
-        assert_eq!((number(&life), life.round(true, 0).ops), (first, 0));
+        agent.state.redirect = Some(Redirect { ready: ready.into_iter().collect(), ..redirect.clone() });
+        agent.reconcile_until_clean();
+        agent.restart();
+        assert_eq!((policy_id(&agent), agent.round(true, 0).ops), (first, 0));
     }
-    life.state.redirect = None;
-    life.settle();
-    assert!(life.tables.rows().buckets.is_empty() && life.tables.rows().selected.is_empty());
-    life.state.redirect = Some(redirect);
-    let delta = life.next_delta(false);
+    agent.state.redirect = None;
+    agent.reconcile_until_clean();
+    assert!(agent.tables.rows().buckets.is_empty() && agent.tables.rows().selected.is_empty());
+    agent.state.redirect = Some(redirect);
+    let delta = agent.next_delta(false);
     let mut filled = Vec::new();
-    let seen = |_: &Rows, op: &Op| filled.extend(if let Op::FillBucket(id) = op { Some(*id) } else { None });
-    let mut maps = Watched { inner: &mut life.memory, seen: Box::new(seen) };
-    assert!(reconcile(&mut life.tables, &mut maps, &delta, false).is_clean());
+    let observe = |_: &Rows, op: &Op| filled.extend(if let Op::FillBucket(id) = op { Some(*id) } else { None });
+    let fails = Box::new(|| false);
+    let mut maps = ObservedMaps { inner: &mut agent.memory, observe: Box::new(observe), fails };
+    assert!(reconcile(&mut agent.tables, &mut maps, &delta, false).is_clean());
     drop(maps);
-    assert_eq!(filled, [number(&life)]);
+    assert_eq!(filled, [policy_id(&agent)]);
 }

@@ -1,13 +1,19 @@
-//! The incremental publisher against a naive one that looks at everything every time, over random histories.
+//! The incremental publisher, compared with a reference model that looks at all objects every time, under random
+//! changes.
 
-use beeline_model::fact::{ContainerPort, Endpoint, Fact, Namespace, Node, Pod, PodName, SliceName, SlicePort};
+#[allow(dead_code)]
+mod support;
+
+use beeline_model::change::{Change, ObjectKey};
+use beeline_model::object::{ContainerPort, Endpoint, Namespace, Node, Object, Pod, PodName, SliceName, SlicePort};
 use beeline_model::policy::{
     BackendPort, DialledPort, Matcher, Policy, PolicyKind, PolicyName, PolicySlice, PortChoice, RedirectMode, Target,
 };
-use beeline_model::publish::{NodePublisher, Publisher, ROOM, Unknown};
-use beeline_model::selector::{Demand, Labels, Requirement, Selector};
+use beeline_model::publish::{MAX_ENDPOINTS_PER_SLICE, NodePublisher, Publisher, UnknownNamespace};
+use beeline_model::selector::{LabelOperator, Labels, Requirement, Selector};
 use beeline_model::{Address, Family, Name, Protocol};
 use std::collections::{BTreeMap, BTreeSet};
+use support::seed::seeds;
 
 fn address(text: &str) -> Address {
     beeline_model::address::parse_ip(text).unwrap().into()
@@ -28,7 +34,7 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
 fn selector(pairs: &[(&str, &str)]) -> Selector {
     let one = |(key, value): &(&str, &str)| Requirement {
         key: (*key).into(),
-        demand: Demand::In([Name::from(*value)].into()),
+        operator: LabelOperator::In([Name::from(*value)].into()),
     };
     Selector(pairs.iter().map(one).collect())
 }
@@ -72,21 +78,23 @@ fn pod(namespace: &str, name: &str, ip: &str, pairs: &[(&str, &str)]) -> Pod {
     }
 }
 
-/// Who takes what is published.
+/// Collects the published slices.
 #[derive(Default)]
 struct Reader {
     slices: BTreeMap<SliceName, PolicySlice>,
 }
 
 impl Reader {
-    /// How many slices were written.
-    fn take(&mut self, publisher: &mut Publisher) -> usize {
-        let facts = publisher.take();
-        let written = facts.len();
-        for fact in facts {
-            match fact {
-                Fact::PolicySlice(slice) => drop(self.slices.insert(slice.name.clone(), slice)),
-                Fact::PolicySliceGone(name) => assert!(self.slices.remove(&name).is_some(), "{name:?} was never there"),
+    /// Returns the number of changed slices.
+    fn read(&mut self, publisher: &mut Publisher) -> usize {
+        let changes = publisher.take_changes();
+        let written = changes.len();
+        for change in changes {
+            match change {
+                Change::Upsert(Object::PolicySlice(slice)) => drop(self.slices.insert(slice.name.clone(), slice)),
+                Change::Delete(ObjectKey::PolicySlice(name)) => {
+                    assert!(self.slices.remove(&name).is_some(), "{name:?} did not exist")
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -96,7 +104,11 @@ impl Reader {
     fn endpoints(&self) -> Vec<(String, Endpoint, Vec<SlicePort>)> {
         let mut all = Vec::new();
         for slice in self.slices.values() {
-            assert!((1..=ROOM).contains(&slice.endpoints.len()), "{} endpoints", slice.endpoints.len());
+            assert!(
+                (1..=MAX_ENDPOINTS_PER_SLICE).contains(&slice.endpoints.len()),
+                "{} endpoints",
+                slice.endpoints.len()
+            );
             for endpoint in &slice.endpoints {
                 assert_eq!(endpoint.address.family(), slice.family);
                 all.push((
@@ -112,26 +124,26 @@ impl Reader {
 }
 
 #[derive(Default)]
-struct World {
+struct ReferenceModel {
     policies: BTreeMap<PolicyName, Policy>,
     pods: BTreeMap<PodName, Pod>,
     namespaces: BTreeMap<Name, Labels>,
 }
 
-impl World {
-    fn apply(&mut self, fact: &Fact) {
-        match fact {
-            Fact::Policy(policy) => drop(self.policies.insert(policy.name.clone(), policy.clone())),
-            Fact::PolicyGone(name) => drop(self.policies.remove(name)),
-            Fact::Pod(pod) => drop(self.pods.insert(pod.name.clone(), pod.clone())),
-            Fact::PodGone(name) => drop(self.pods.remove(name)),
-            Fact::Namespace(it) => drop(self.namespaces.insert(it.name.clone(), it.labels.clone())),
-            Fact::NamespaceGone { name, .. } => drop(self.namespaces.remove(name)),
+impl ReferenceModel {
+    fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Upsert(Object::Policy(policy)) => drop(self.policies.insert(policy.name.clone(), policy.clone())),
+            Change::Delete(ObjectKey::Policy(name)) => drop(self.policies.remove(name)),
+            Change::Upsert(Object::Pod(pod)) => drop(self.pods.insert(pod.name.clone(), pod.clone())),
+            Change::Delete(ObjectKey::Pod(name)) => drop(self.pods.remove(name)),
+            Change::Upsert(Object::Namespace(it)) => drop(self.namespaces.insert(it.name.clone(), it.labels.clone())),
+            Change::Delete(ObjectKey::Namespace { name, .. }) => drop(self.namespaces.remove(name)),
             _ => unreachable!(),
         }
     }
 
-    /// What the words of the policy say, pod by pod.
+    /// What the policies select, pod by pod.
     fn endpoints(&self) -> Vec<(String, Endpoint, Vec<SlicePort>)> {
         let mut all = Vec::new();
         for policy in self.policies.values() {
@@ -145,7 +157,8 @@ impl World {
                         wanted.matches(&known)
                     }),
                 };
-                let ports: Vec<SlicePort> = ports.iter().filter_map(|wanted| naive_port(wanted, *mode, pod)).collect();
+                let ports: Vec<SlicePort> =
+                    ports.iter().filter_map(|wanted| reference_port(wanted, *mode, pod)).collect();
                 if !inside || ports.is_empty() {
                     continue;
                 }
@@ -168,7 +181,7 @@ impl World {
     }
 }
 
-fn naive_port(wanted: &BackendPort, mode: RedirectMode, pod: &Pod) -> Option<SlicePort> {
+fn reference_port(wanted: &BackendPort, mode: RedirectMode, pod: &Pod) -> Option<SlicePort> {
     let declared = pod.ports.iter().find(|port| match &wanted.port {
         PortChoice::Name(name) => port.name == *name && port.protocol == wanted.protocol,
         PortChoice::Number(number) => port.port == *number && port.protocol == wanted.protocol,
@@ -190,21 +203,21 @@ fn pick<'a>(rng: &mut fastrand::Rng, words: &[&'a str]) -> &'a str {
 
 fn random_selector(rng: &mut fastrand::Rng) -> Selector {
     let app = pick(rng, &APPS);
-    let demand = match rng.u8(..6) {
-        0 => Demand::Exists,
-        1 => Demand::DoesNotExist,
-        2 => Demand::NotIn([app.into()].into()),
-        3 => Demand::In(["web".into(), app.into()].into()),
-        _ => Demand::In([app.into()].into()),
+    let operator = match rng.u8(..6) {
+        0 => LabelOperator::Exists,
+        1 => LabelOperator::DoesNotExist,
+        2 => LabelOperator::NotIn([app.into()].into()),
+        3 => LabelOperator::In(["web".into(), app.into()].into()),
+        _ => LabelOperator::In([app.into()].into()),
     };
-    let one = Requirement { key: "app".into(), demand };
+    let one = Requirement { key: "app".into(), operator };
     if rng.u8(..8) == 0 { Selector::default() } else { Selector([one].into()) }
 }
 
-fn random_policy(rng: &mut fastrand::Rng) -> Fact {
+fn random_policy(rng: &mut fastrand::Rng) -> Change {
     let name = policy_name(PolicyKind::Balancing, pick(rng, &NAMESPACES), pick(rng, &["p", "q", "r"]));
     if rng.u8(..5) == 0 {
-        return Fact::PolicyGone(name);
+        return Change::Delete(ObjectKey::Policy(name));
     }
     let namespaces = (rng.u8(..2) == 0).then(|| match rng.u8(..3) {
         0 => Selector::default(),
@@ -214,14 +227,14 @@ fn random_policy(rng: &mut fastrand::Rng) -> Fact {
     let mode = [RedirectMode::PodEndpoint, RedirectMode::HostPort, RedirectMode::NodeProxy][rng.usize(..3)];
     let choice = if rng.bool() { PortChoice::Number(8080) } else { PortChoice::Name("web".into()) };
     let target = Target::Pods { selector: random_selector(rng), namespaces, mode, ports: [port(choice)].into() };
-    Fact::Policy(policy(name, pick(rng, &["u1", "u2"]), target))
+    Change::Upsert(Object::Policy(policy(name, pick(rng, &["u1", "u2"]), target)))
 }
 
-fn random_pod(rng: &mut fastrand::Rng) -> Fact {
+fn random_pod(rng: &mut fastrand::Rng) -> Change {
     let (namespace, number) = (pick(rng, &NAMESPACES), rng.u8(..40));
     let name = format!("pod-{number}");
     if rng.u8(..5) == 0 {
-        return Fact::PodGone(pod_name(namespace, &name));
+        return Change::Delete(ObjectKey::Pod(pod_name(namespace, &name)));
     }
     let at = NAMESPACES.iter().position(|n| *n == namespace).unwrap();
     let mut pod = pod(namespace, &name, &format!("10.{at}.0.{number}"), &[("app", pick(rng, &APPS))]);
@@ -234,165 +247,174 @@ fn random_pod(rng: &mut fastrand::Rng) -> Fact {
     pod.ready = rng.u8(..4) != 0;
     pod.ports[0].host_port = [0, 0, 18080, 28080][rng.usize(..4)];
     pod.ports[0].port = [8080, 9090][rng.usize(..2)];
-    Fact::Pod(pod)
+    Change::Upsert(Object::Pod(pod))
 }
 
-fn random_namespace(rng: &mut fastrand::Rng) -> Fact {
+fn random_namespace(rng: &mut fastrand::Rng) -> Change {
     let name: Name = pick(rng, &NAMESPACES).into();
     if rng.u8(..6) == 0 {
-        return Fact::NamespaceGone { cluster: "local".into(), name };
+        return Change::Delete(ObjectKey::Namespace { cluster: "local".into(), name });
     }
     let labels = if rng.bool() { labels(&[("team", "a")]) } else { Labels::default() };
-    Fact::Namespace(Namespace { cluster: "local".into(), name, labels })
+    Change::Upsert(Object::Namespace(Namespace { cluster: "local".into(), name, labels }))
 }
 
 #[test]
-fn says_what_the_naive_one_says() {
-    for seed in 0..150 {
+fn the_publisher_agrees_with_the_reference_model() {
+    for seed in seeds(0..150) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let (mut world, mut publisher, mut reader) =
-            (World::default(), Publisher::new(Unknown::Waits), Reader::default());
+        let (mut model, mut publisher, mut reader) =
+            (ReferenceModel::default(), Publisher::new(UnknownNamespace::Pending), Reader::default());
         for step in 0..120 {
-            let fact = match rng.u8(..10) {
+            let change = match rng.u8(..10) {
                 0 | 1 => random_policy(&mut rng),
                 2 => random_namespace(&mut rng),
                 _ => random_pod(&mut rng),
             };
-            world.apply(&fact);
-            publisher.apply(&fact);
+            model.apply(&change);
+            publisher.apply(&change);
             if rng.u8(..3) != 0 {
                 continue;
             }
-            reader.take(&mut publisher);
-            assert_eq!(reader.endpoints(), world.endpoints(), "seed {seed} step {step}");
+            reader.read(&mut publisher);
+            assert_eq!(reader.endpoints(), model.endpoints(), "seed {seed} step {step}");
             let all: BTreeMap<_, _> = publisher.slices().map(|slice| (slice.name.clone(), slice)).collect();
-            assert_eq!(all, reader.slices, "seed {seed} step {step}: all of them, and what was told bit by bit");
+            assert_eq!(all, reader.slices, "seed {seed} step {step}: all slices, and the sum of the changes");
         }
     }
 }
 
 #[test]
-fn one_pods_change_rewrites_one_slice() {
-    let (mut publisher, mut reader) = (Publisher::new(Unknown::Plain), Reader::default());
+fn a_change_of_one_pod_rewrites_one_slice() {
+    let (mut publisher, mut reader) = (Publisher::new(UnknownNamespace::Unlabelled), Reader::default());
     let target = pods_of(&[("app", "web")], None, RedirectMode::PodEndpoint, PortChoice::Name("web".into()));
-    publisher.apply(&Fact::Policy(policy(policy_name(PolicyKind::Balancing, "shop", "api"), "u1", target)));
+    publisher.apply(&Change::Upsert(Object::Policy(policy(
+        policy_name(PolicyKind::Balancing, "shop", "api"),
+        "u1",
+        target,
+    ))));
     let many =
         |n: u32| pod("shop", &format!("pod-{n}"), &format!("10.0.{}.{}", n / 200, n % 200 + 1), &[("app", "web")]);
-    (0..1000).for_each(|n| publisher.apply(&Fact::Pod(many(n))));
-    assert_eq!((reader.take(&mut publisher), reader.slices.len()), (10, 10));
+    (0..1000).for_each(|n| publisher.apply(&Change::Upsert(Object::Pod(many(n)))));
+    assert_eq!((reader.read(&mut publisher), reader.slices.len()), (10, 10));
     for n in [0, 1, 500, 999] {
         let mut moved = many(n);
         moved.node = Some("node-2".into());
-        publisher.apply(&Fact::Pod(moved));
-        assert_eq!(reader.take(&mut publisher), 1, "pod {n}");
-        publisher.apply(&Fact::PodGone(many(n).name));
-        assert_eq!(reader.take(&mut publisher), 1, "pod {n} goes");
-        publisher.apply(&Fact::Pod(many(n)));
-        assert_eq!(reader.take(&mut publisher), 1, "pod {n} returns");
+        publisher.apply(&Change::Upsert(Object::Pod(moved)));
+        assert_eq!(reader.read(&mut publisher), 1, "pod {n}");
+        publisher.apply(&Change::Delete(ObjectKey::Pod(many(n).name)));
+        assert_eq!(reader.read(&mut publisher), 1, "pod {n} goes");
+        publisher.apply(&Change::Upsert(Object::Pod(many(n))));
+        assert_eq!(reader.read(&mut publisher), 1, "pod {n} returns");
     }
-    // Ports of its own: a slice of its own, and one less where it was.
+    // A pod with other ports moves to a new slice.
     let mut other = many(3);
     other.ports[0].port = 9090;
-    publisher.apply(&Fact::Pod(other));
-    assert_eq!((reader.take(&mut publisher), reader.slices.len()), (2, 11));
+    publisher.apply(&Change::Upsert(Object::Pod(other)));
+    assert_eq!((reader.read(&mut publisher), reader.slices.len()), (2, 11));
     let mut unready = many(4);
     unready.ready = false;
-    publisher.apply(&Fact::Pod(unready.clone()));
-    publisher.apply(&Fact::Pod(unready));
-    assert_eq!(reader.take(&mut publisher), 1);
-    assert_eq!(reader.take(&mut publisher), 0, "nothing changed, nothing is said");
+    publisher.apply(&Change::Upsert(Object::Pod(unready.clone())));
+    publisher.apply(&Change::Upsert(Object::Pod(unready)));
+    assert_eq!(reader.read(&mut publisher), 1);
+    assert_eq!(reader.read(&mut publisher), 0, "nothing changed");
 }
 
-/// A controller that starts anew finds its slices, and every pod in its place: nothing is written.
+/// A restarted controller adopts its slices, and every pod keeps its slice.
 #[test]
 fn a_restart_rewrites_nothing() {
     let target = || pods_of(&[("app", "web")], None, RedirectMode::PodEndpoint, PortChoice::Number(80));
     let name = policy_name(PolicyKind::Balancing, "shop", "api");
-    let facts = |order: &dyn Fn(u32) -> u32| -> Vec<Fact> {
+    let changes = |order: &dyn Fn(u32) -> u32| -> Vec<Change> {
         let pods = (0..350).map(order).map(|n| {
-            Fact::Pod(pod("shop", &format!("pod-{n}"), &format!("10.0.{}.{}", n / 200, n % 200 + 1), &[("app", "web")]))
+            Change::Upsert(Object::Pod(pod(
+                "shop",
+                &format!("pod-{n}"),
+                &format!("10.0.{}.{}", n / 200, n % 200 + 1),
+                &[("app", "web")],
+            )))
         });
-        std::iter::once(Fact::Policy(policy(name.clone(), "u1", target()))).chain(pods).collect()
+        std::iter::once(Change::Upsert(Object::Policy(policy(name.clone(), "u1", target())))).chain(pods).collect()
     };
-    let (mut first, mut reader) = (Publisher::new(Unknown::Waits), Reader::default());
-    facts(&|n| n).iter().for_each(|fact| first.apply(fact));
-    reader.take(&mut first);
-    let mut second = Publisher::new(Unknown::Waits);
+    let (mut first, mut reader) = (Publisher::new(UnknownNamespace::Pending), Reader::default());
+    changes(&|n| n).iter().for_each(|change| first.apply(change));
+    reader.read(&mut first);
+    let mut second = Publisher::new(UnknownNamespace::Pending);
     reader.slices.values().for_each(|slice| second.adopt(slice));
-    facts(&|n| 349 - n).iter().for_each(|fact| second.apply(fact));
+    changes(&|n| 349 - n).iter().for_each(|change| second.apply(change));
     let now: BTreeMap<_, _> = second.slices().map(|slice| (slice.name.clone(), slice)).collect();
     assert_eq!(now, reader.slices);
-    // Of another policy under the same name nothing is taken over.
-    let mut third = Publisher::new(Unknown::Waits);
+    // A policy created again under the same name adopts nothing.
+    let mut third = Publisher::new(UnknownNamespace::Pending);
     reader.slices.values().for_each(|slice| third.adopt(slice));
-    third.apply(&Fact::Policy(policy(name.clone(), "u2", target())));
-    facts(&|n| n)[1..].iter().for_each(|fact| third.apply(fact));
+    third.apply(&Change::Upsert(Object::Policy(policy(name.clone(), "u2", target()))));
+    changes(&|n| n)[1..].iter().for_each(|change| third.apply(change));
     assert!(third.slices().all(|slice| &*slice.uid == "u2" && !reader.slices.contains_key(&slice.name)));
 }
 
-/// Addresses and ports may be the same under another mode, but they do not mean the same.
+/// The same addresses and ports mean something else in another redirect mode.
 #[test]
-fn another_mode_publishes_everything_anew() {
-    let (mut publisher, mut reader) = (Publisher::new(Unknown::Plain), Reader::default());
+fn a_change_of_the_redirect_mode_publishes_everything_again() {
+    let (mut publisher, mut reader) = (Publisher::new(UnknownNamespace::Unlabelled), Reader::default());
     let name = policy_name(PolicyKind::Balancing, "shop", "api");
     let target = |mode| pods_of(&[], None, mode, PortChoice::Number(80));
     let direct = policy(name.clone(), "u1", target(RedirectMode::PodEndpoint));
     let proxy = policy(name, "u1", target(RedirectMode::NodeProxy));
-    publisher.apply(&Fact::Policy(direct.clone()));
-    publisher.apply(&Fact::Pod(pod("shop", "a", "10.0.0.1", &[])));
-    reader.take(&mut publisher);
+    publisher.apply(&Change::Upsert(Object::Policy(direct.clone())));
+    publisher.apply(&Change::Upsert(Object::Pod(pod("shop", "a", "10.0.0.1", &[]))));
+    reader.read(&mut publisher);
     let shapes = |reader: &Reader| reader.slices.values().map(|slice| slice.shape).collect::<Vec<_>>();
     assert_eq!(shapes(&reader), [direct.shape()]);
-    publisher.apply(&Fact::Policy(proxy.clone()));
-    reader.take(&mut publisher);
+    publisher.apply(&Change::Upsert(Object::Policy(proxy.clone())));
+    reader.read(&mut publisher);
     assert_eq!(shapes(&reader), [proxy.shape()]);
     assert_ne!(direct.shape(), proxy.shape());
 }
 
 #[test]
-fn a_pod_without_the_port_is_left_out_with_a_reason() {
-    let mut publisher = Publisher::new(Unknown::Plain);
+fn a_pod_without_the_port_is_skipped_with_a_reason() {
+    let mut publisher = Publisher::new(UnknownNamespace::Unlabelled);
     let name = policy_name(PolicyKind::Balancing, "shop", "api");
     let target = pods_of(&[], None, RedirectMode::HostPort, PortChoice::Name("web".into()));
-    publisher.apply(&Fact::Policy(policy(name.clone(), "u1", target)));
+    publisher.apply(&Change::Upsert(Object::Policy(policy(name.clone(), "u1", target))));
     let (mut with, without) = (pod("shop", "a", "10.0.0.1", &[]), pod("shop", "b", "10.0.0.2", &[]));
     with.ports[0].host_port = 18080;
-    publisher.apply(&Fact::Pod(with));
-    publisher.apply(&Fact::Pod(without));
+    publisher.apply(&Change::Upsert(Object::Pod(with)));
+    publisher.apply(&Change::Upsert(Object::Pod(without)));
     let slices: Vec<PolicySlice> = publisher.slices().collect();
     assert_eq!((slices.len(), slices[0].ports[0].port, slices[0].endpoints.len()), (1, 18080, 1));
-    let left: Vec<_> = publisher.left_out(&name).map(|(pod, why)| (&*pod.name, why.reason)).collect();
-    assert_eq!((left, publisher.backends(&name)), (vec![("b", "noHostPort")], 1));
+    let skipped: Vec<_> = publisher.skipped(&name).map(|(pod, why)| (&*pod.name, why.reason.as_str())).collect();
+    assert_eq!((skipped, publisher.backends(&name)), (vec![("b", "noHostPort")], 1));
 }
 
 #[test]
-fn a_local_redirects_pods_are_counted_and_not_published() {
-    let mut publisher = Publisher::new(Unknown::Plain);
+fn pods_of_a_local_redirect_policy_are_counted_but_not_published() {
+    let mut publisher = Publisher::new(UnknownNamespace::Unlabelled);
     let name = policy_name(PolicyKind::LocalRedirect, "shop", "cache");
     let target =
         Target::LocalPods { selector: selector(&[("app", "web")]), ports: [port(PortChoice::Number(53))].into() };
-    publisher.apply(&Fact::Policy(policy(name.clone(), "u1", target)));
-    publisher.apply(&Fact::Pod(pod("shop", "a", "10.0.0.1", &[("app", "web")])));
-    publisher.apply(&Fact::Pod(pod("lab", "b", "10.0.0.2", &[("app", "web")])));
-    assert_eq!((publisher.backends(&name), publisher.slices().count(), publisher.take().len()), (1, 0, 0));
+    publisher.apply(&Change::Upsert(Object::Policy(policy(name.clone(), "u1", target))));
+    publisher.apply(&Change::Upsert(Object::Pod(pod("shop", "a", "10.0.0.1", &[("app", "web")]))));
+    publisher.apply(&Change::Upsert(Object::Pod(pod("lab", "b", "10.0.0.2", &[("app", "web")]))));
+    assert_eq!((publisher.backends(&name), publisher.slices().count(), publisher.take_changes().len()), (1, 0, 0));
 }
 
 #[test]
-fn nodes_addresses_by_kind_and_family() {
+fn node_addresses_are_published_by_kind_and_family() {
     let mut nodes = NodePublisher::default();
     let node = |n: u32, ip: &str| {
         let mut node = Node::named("local", &format!("node-{n}"));
-        node.addresses.push((beeline_model::fact::AddressType::Internal, address(ip)));
-        Fact::Node(node)
+        node.addresses.push((beeline_model::object::AddressType::Internal, address(ip)));
+        Change::Upsert(Object::Node(node))
     };
     (0..250).for_each(|n| nodes.apply(&node(n, &format!("172.31.{}.{}", n / 200, n % 200 + 1))));
     assert_eq!(nodes.take_changed().len(), 3);
     nodes.apply(&node(7, "172.31.9.9"));
     assert_eq!(nodes.take_changed().len(), 1);
     nodes.apply(&node(8, "fd00::8"));
-    assert_eq!(nodes.take_changed().len(), 2, "out of one, into another");
+    assert_eq!(nodes.take_changed().len(), 2, "one slice loses the node, another gets it");
     nodes.apply(&node(9, "169.254.1.1"));
-    assert_eq!(nodes.take_changed().len(), 1, "an API server would not take this one");
-    let said: BTreeSet<Name> = nodes.slices().flat_map(|s| s.endpoints.to_vec()).map(|e| e.node).collect();
-    assert_eq!(said.len(), 249);
+    assert_eq!(nodes.take_changed().len(), 1, "link-local addresses are not published");
+    let published: BTreeSet<Name> = nodes.slices().flat_map(|s| s.endpoints.to_vec()).map(|e| e.node).collect();
+    assert_eq!(published.len(), 249);
 }

@@ -1,17 +1,21 @@
-//! Which endpoints: the table of the rule book line by line, and what must hold for any endpoints.
+//! The selection of endpoints: each rule by example, and invariants for random endpoints.
 
-use beeline_model::fact::{Endpoint, Hints};
-use beeline_model::select::{Candidate, Place, Selection, Topology, select};
+#[allow(dead_code)]
+mod support;
+
+use beeline_model::object::{Endpoint, Hints};
+use beeline_model::select::{Candidate, NodeLocation, Selection, Topology, select};
 use beeline_model::{Address, Name};
 use std::net::IpAddr;
+use support::seed::seeds;
 
-const HERE: &str = "n1";
+const OWN_NODE: &str = "n1";
 
-fn place(zone: Option<&str>) -> Place {
-    Place { node: HERE.into(), zone: zone.map(Name::from) }
+fn location(zone: Option<&str>) -> NodeLocation {
+    NodeLocation { node: OWN_NODE.into(), zone: zone.map(Name::from) }
 }
 
-/// `5 ready@n1 zone=east node=n1`: the last number of its address, its state, its node and its hints.
+/// `5 ready@n1 zone=east node=n1`: the last number of the address, the state, the node and the hints.
 fn candidate(text: &str) -> Candidate {
     let mut words = text.split(' ');
     let last: u8 = words.next().and_then(|w| w.parse().ok()).expect("a number");
@@ -33,10 +37,10 @@ fn candidate(text: &str) -> Candidate {
     let node: Option<Name> = (!node.is_empty()).then(|| node.into());
     let address = Address::from(IpAddr::from([10, 244, 0, last]));
     let endpoint = Endpoint { address, ready, serving, terminating, node: node.clone(), hints };
-    Candidate::new(&endpoint, 80, node.clone(), node.as_deref() == Some(HERE))
+    Candidate::new(&endpoint, 80, node.clone(), node.as_deref() == Some(OWN_NODE))
 }
 
-fn chosen(selection: &Selection, indexes: &[usize]) -> Vec<u8> {
+fn selected(selection: &Selection, indexes: &[usize]) -> Vec<u8> {
     indexes.iter().map(|i| selection.candidates[*i].address.0[15]).collect()
 }
 
@@ -49,9 +53,10 @@ struct Case {
 }
 
 #[test]
-fn the_table_of_the_rule_book() {
+fn each_rule_selects_the_expected_endpoints() {
     let cases = [
-        // None ready: no topology, and what still serves on its way out, hints or not.
+        // No endpoint is ready: no topology, and terminating endpoints that still serve are used, whatever their hints
+        // are.
         Case {
             endpoints: &["1 leaving@n1 zone=west", "2 leaving@n2 zone=east", "3 gone@n1", "4 starting@n1"],
             zone: Some("east"),
@@ -59,7 +64,7 @@ fn the_table_of_the_rule_book() {
             cluster: &[1, 2],
             local: &[1],
         },
-        // All have node hints and one names us.
+        // All endpoints have node hints, and one names this node.
         Case {
             endpoints: &["1 ready@n1 node=n2", "2 ready@n2 node=n1 node=n3", "3 ready@n3 node=n3"],
             zone: None,
@@ -67,7 +72,7 @@ fn the_table_of_the_rule_book() {
             cluster: &[2],
             local: &[1],
         },
-        // One without a node hint switches that level off; zones are asked next.
+        // An endpoint without a node hint disables node hints. Zone hints apply instead.
         Case {
             endpoints: &["1 ready@n1 node=n1 zone=east", "2 ready@n2 zone=east", "3 ready@n3 zone=west node=n1"],
             zone: Some("east"),
@@ -75,7 +80,7 @@ fn the_table_of_the_rule_book() {
             cluster: &[1, 2],
             local: &[1],
         },
-        // Node hints that name others only do not stop zone hints.
+        // Node hints that name only other nodes do not disable zone hints.
         Case {
             endpoints: &["1 ready@n2 node=n2 zone=east", "2 ready@n3 node=n3 zone=west"],
             zone: Some("west"),
@@ -83,7 +88,7 @@ fn the_table_of_the_rule_book() {
             cluster: &[2],
             local: &[],
         },
-        // A node without a zone never matches.
+        // A node without a zone matches no zone hint.
         Case {
             endpoints: &["1 ready@n2 zone=east", "2 ready@n3 zone=west"],
             zone: None,
@@ -91,7 +96,7 @@ fn the_table_of_the_rule_book() {
             cluster: &[1, 2],
             local: &[],
         },
-        // Hints of what is not ready do not count, neither for nor against.
+        // Hints of endpoints that are not ready are ignored.
         Case {
             endpoints: &["1 ready@n2 zone=east", "2 starting@n3", "3 leaving@n3", "4 ready@n3 zone=west"],
             zone: Some("east"),
@@ -99,7 +104,7 @@ fn the_table_of_the_rule_book() {
             cluster: &[1],
             local: &[],
         },
-        // Ready and terminating (publishNotReadyAddresses) is ready.
+        // An endpoint that is ready and terminating (publishNotReadyAddresses) counts as ready.
         Case {
             endpoints: &["1 published@n1", "2 ready@n2", "3 leaving@n1"],
             zone: None,
@@ -107,7 +112,7 @@ fn the_table_of_the_rule_book() {
             cluster: &[1, 2],
             local: &[1],
         },
-        // The local set is decided on its own: here it leaves while others are ready.
+        // The local set is selected independently: the local endpoint is terminating while others are ready.
         Case {
             endpoints: &["1 leaving@n1", "2 ready@n2"],
             zone: None,
@@ -117,15 +122,15 @@ fn the_table_of_the_rule_book() {
         },
     ];
     for case in cases {
-        let found = select(case.endpoints.iter().map(|text| candidate(text)).collect(), &place(case.zone));
-        let got = (found.topology, chosen(&found, &found.cluster), chosen(&found, &found.local));
+        let found = select(case.endpoints.iter().map(|text| candidate(text)).collect(), &location(case.zone));
+        let got = (found.topology, selected(&found, &found.cluster), selected(&found, &found.local));
         assert_eq!(got, (case.topology, case.cluster.to_vec(), case.local.to_vec()), "{:?}", case.endpoints);
     }
 }
 
 #[test]
-fn one_of_each_address_the_livelier_one() {
-    let select = |texts: &[&str]| select(texts.iter().map(|text| candidate(text)).collect(), &place(None));
+fn duplicate_addresses_keep_the_best_state() {
+    let select = |texts: &[&str]| select(texts.iter().map(|text| candidate(text)).collect(), &location(None));
     for (texts, cluster) in [
         (&["1 published@n1", "1 starting@n1"][..], &[][..]),
         (&["1 leaving@n1", "1 ready@n1"], &[1]),
@@ -134,18 +139,18 @@ fn one_of_each_address_the_livelier_one() {
     ] {
         for order in [texts.to_vec(), texts.iter().rev().copied().collect()] {
             let found = select(&order);
-            assert_eq!((found.candidates.len(), chosen(&found, &found.cluster)), (1, cluster.to_vec()), "{order:?}");
+            assert_eq!((found.candidates.len(), selected(&found, &found.cluster)), (1, cluster.to_vec()), "{order:?}");
         }
     }
     let found = select(&["1 ready@", "1 ready@n1"]);
-    assert_eq!(chosen(&found, &found.local), [1], "who knows the node says where it stands");
+    assert_eq!(selected(&found, &found.local), [1], "the endpoint that names its node is used");
 }
 
 #[test]
-fn whatever_the_endpoints() {
+fn the_invariants_hold_for_random_endpoints() {
     let states = ["ready", "leaving", "gone", "starting", "published"];
-    let mut rng = fastrand::Rng::with_seed(7);
-    for _ in 0..20_000 {
+    for seed in seeds(0..20_000) {
+        let mut rng = fastrand::Rng::with_seed(seed);
         let mut endpoints = Vec::new();
         for last in 1..=rng.u8(0..7) {
             let mut text = format!("{last} {}@n{}", states[rng.usize(..states.len())], rng.u8(1..4));
@@ -156,17 +161,20 @@ fn whatever_the_endpoints() {
             }
             endpoints.push(candidate(&text));
         }
-        let here = place([None, Some("east")][usize::from(rng.bool())]);
+        let here = location([None, Some("east")][usize::from(rng.bool())]);
         let found = select(endpoints.clone(), &here);
         let members = |indexes: &[usize]| indexes.iter().map(|i| &found.candidates[*i]).cloned().collect::<Vec<_>>();
         for set in [members(&found.cluster), members(&found.local)] {
             let ready = set.iter().filter(|c| c.ready).count();
-            assert!(ready == 0 || ready == set.len(), "ready and terminating ones are never mixed: {set:?}");
+            assert!(ready == 0 || ready == set.len(), "ready and terminating endpoints are never mixed: {set:?}");
             assert!(set.iter().all(|c| c.ready || c.serving && c.terminating));
         }
-        assert_eq!(found.any, !found.cluster.is_empty(), "the cluster set is empty only where nothing could serve");
+        assert_eq!(found.any, !found.cluster.is_empty(), "the cluster set is empty only if no endpoint could serve");
         assert!(members(&found.local).iter().all(|c| c.local));
-        assert_eq!(chosen(&found, &found.local), found.node_sets().get(HERE).map_or(vec![], |set| chosen(&found, set)));
+        assert_eq!(
+            selected(&found, &found.local),
+            found.node_sets().get(OWN_NODE).map_or(vec![], |set| selected(&found, set))
+        );
         rng.shuffle(&mut endpoints);
         let again = select(endpoints, &here);
         assert_eq!((again.cluster, again.local, again.candidates), (found.cluster, found.local, found.candidates));

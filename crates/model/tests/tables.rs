@@ -1,18 +1,21 @@
-//! The tables through random lives: changes, failing writes, restarts, tables that are too small. What they must be is
-//! said by `Tables::audit`, by the map that they mirror, and by tables that were made from the same facts in one go.
+//! The tables under random changes, failing writes and restarts, and with too little capacity. They are compared with
+//! `Tables::audit`, with the maps that they mirror, and with tables that were built from the same objects at once.
 
 #[allow(dead_code)]
 mod support;
 
-use beeline_model::diff::{Outcome, reconcile};
-use beeline_model::op::{Faulty, Maps, Memory};
+use beeline_model::change::{Change, ObjectKey};
+use beeline_model::diff::{ReconcileOutcome, reconcile};
+use beeline_model::name::LOCAL_CLUSTER;
+use beeline_model::op::{FaultyMaps, Maps, MemoryMaps};
 use beeline_model::planner::{Delta, Planner};
 use beeline_model::resolve::Dial;
 use beeline_model::row::{Rows, Sizes};
 use beeline_model::table::Tables;
-use support::answer::Answer;
-use support::watched::Watched;
-use support::world::{Facts, World, dials};
+use support::dial_result::DialResult;
+use support::observed_maps::ObservedMaps;
+use support::random_cluster::{Objects, RandomCluster, dials};
+use support::seed::seeds;
 
 fn sizes() -> Sizes {
     Sizes {
@@ -28,45 +31,45 @@ fn sizes() -> Sizes {
     }
 }
 
-/// One agent: its planner, its tables, and the map that outlives it.
-struct Life {
-    world: World,
+/// One agent: its planner and tables, and the maps that outlive it.
+struct TestAgent {
+    cluster: RandomCluster,
     planner: Planner,
     tables: Tables,
-    memory: Memory,
+    memory: MemoryMaps,
 }
 
-impl Life {
-    fn new(seed: u64, sizes: Sizes) -> Life {
-        let world = World::new(seed);
-        let mut planner = Planner::new(world.rules.clone());
-        world.facts.tell(&mut planner);
-        Life { world, planner, tables: Tables::new(sizes), memory: Memory::new(sizes) }
+impl TestAgent {
+    fn new(seed: u64, sizes: Sizes) -> TestAgent {
+        let cluster = RandomCluster::new(seed);
+        let mut planner = Planner::new(cluster.rules.clone());
+        cluster.objects.apply_all(LOCAL_CLUSTER, &mut planner);
+        TestAgent { cluster, planner, tables: Tables::new(sizes), memory: MemoryMaps::new(sizes) }
     }
 
     fn change(&mut self) {
-        for _ in 0..self.world.rng.usize(1..4) {
+        for _ in 0..self.cluster.rng.usize(1..4) {
             self.change_one();
         }
     }
 
     fn change_one(&mut self) {
-        self.world.step(&mut self.planner);
+        self.cluster.step(&mut self.planner);
     }
 
-    /// Another agent takes over what the map holds.
+    /// A new agent takes over the rows in the maps.
     fn restart(&mut self) {
         self.tables = Tables::restore(self.memory.dump().unwrap(), self.memory.sizes);
-        self.planner = Planner::new(self.world.rules.clone());
-        self.world.facts.tell(&mut self.planner);
+        self.planner = Planner::new(self.cluster.rules.clone());
+        self.cluster.objects.apply_all(LOCAL_CLUSTER, &mut self.planner);
     }
 
-    /// One round on a map on which one write in `one_in` fails (0: none).
-    fn round(&mut self, full: bool, one_in: u32) -> Outcome {
-        let delta = if full { self.planner.take_all() } else { self.planner.take() };
-        let mut coin = fastrand::Rng::with_seed(self.world.rng.u64(..));
-        let memory = std::mem::replace(&mut self.memory, Memory::new(sizes()));
-        let mut maps = Faulty::new(memory, move |_| one_in > 0 && coin.u32(..one_in) == 0);
+    /// One round on maps on which one write in `one_in` fails. 0 means that no write fails.
+    fn round(&mut self, full: bool, one_in: u32) -> ReconcileOutcome {
+        let delta = if full { self.planner.take_full_delta() } else { self.planner.take_delta() };
+        let mut coin = fastrand::Rng::with_seed(self.cluster.rng.u64(..));
+        let memory = std::mem::replace(&mut self.memory, MemoryMaps::new(sizes()));
+        let mut maps = FaultyMaps::new(memory, move |_| one_in > 0 && coin.u32(..one_in) == 0);
         let outcome = reconcile(&mut self.tables, &mut maps, &delta, full);
         self.memory = maps.inner;
         self.planner.retry(&outcome);
@@ -74,7 +77,7 @@ impl Life {
         outcome
     }
 
-    /// Holds at any time, also after failures.
+    /// These invariants hold at any time, also after failures.
     fn check(&self, context: &str) {
         if let Err(problem) = self.tables.audit(self.memory.sizes) {
             panic!("{problem}\nafter {context}");
@@ -82,7 +85,7 @@ impl Life {
         same_rows(self.tables.rows(), &self.memory.rows);
     }
 
-    fn settle(&mut self, full: bool) {
+    fn reconcile_until_clean(&mut self, full: bool) {
         let mut outcome = self.round(full, 0);
         for _ in 0..3 {
             if outcome.is_clean() {
@@ -93,28 +96,28 @@ impl Life {
         panic!("still not clean: {outcome:?}");
     }
 
-    /// As if the facts had been there from the start.
+    /// Compares with tables that were built from the current objects at once.
     fn compare(&self, dials: &[Dial]) {
-        let fresh = programmed(&self.world.facts, &self.world);
+        let fresh = programmed(&self.cluster.objects, &self.cluster);
         for dial in dials {
-            let empty_local = self.world.rules.empty_local;
+            let empty_local = self.cluster.rules.empty_local;
             let (got, wanted) =
-                (Answer::of(&self.memory.rows, dial, empty_local), Answer::of(&fresh, dial, empty_local));
-            assert_eq!(got, wanted, "{dial:?}\n{:#?}", self.world.facts);
+                (DialResult::of(&self.memory.rows, dial, empty_local), DialResult::of(&fresh, dial, empty_local));
+            assert_eq!(got, wanted, "{dial:?}\n{:#?}", self.cluster.objects);
         }
     }
 }
 
-fn programmed(facts: &Facts, world: &World) -> Rows {
-    let mut planner = Planner::new(world.rules.clone());
-    facts.tell(&mut planner);
-    let (mut tables, mut memory) = (Tables::new(sizes()), Memory::new(sizes()));
-    assert!(reconcile(&mut tables, &mut memory, &planner.take_all(), true).is_clean());
+fn programmed(objects: &Objects, cluster: &RandomCluster) -> Rows {
+    let mut planner = Planner::new(cluster.rules.clone());
+    objects.apply_all(LOCAL_CLUSTER, &mut planner);
+    let (mut tables, mut memory) = (Tables::new(sizes()), MemoryMaps::new(sizes()));
+    assert!(reconcile(&mut tables, &mut memory, &planner.take_full_delta(), true).is_clean());
     memory.rows
 }
 
-/// The map also holds what arrays cannot forget: sets that nothing leads to, and slots that no span covers. The mirror may
-/// keep a set to which nothing leads yet: what waits for a write that failed.
+/// The maps also contain old rows that BPF arrays keep: unreachable sets and unused slots. The mirror may contain a set
+/// that nothing leads to yet, for a write that failed.
 fn same_rows(mirror: &Rows, map: &Rows) {
     let mut live = map.clone();
     let reachable = live.reachable_sets();
@@ -127,167 +130,131 @@ fn same_rows(mirror: &Rows, map: &Rows) {
 }
 
 #[test]
-fn the_mirror_is_the_map_through_changes_failures_and_restarts() {
+fn the_mirror_equals_the_maps_after_changes_failures_and_restarts() {
     let dials = dials();
     let mut ops = 0;
-    for seed in 0..150 {
-        let mut life = Life::new(seed, sizes());
+    for seed in seeds(0..150) {
+        let mut agent = TestAgent::new(seed, sizes());
         let one_in = [0, 10, 4][seed as usize % 3];
         for step in 0..40 {
-            life.change();
-            let restarts = life.world.rng.u8(..12) == 0;
+            agent.change();
+            let restarts = agent.cluster.rng.u8(..12) == 0;
             if restarts {
-                life.restart();
+                agent.restart();
             }
-            let full = restarts || life.world.rng.u8(..12) == 0;
-            ops += life.round(full, one_in).ops;
-            if life.world.rng.u8(..5) == 0 {
-                life.tables.recycle(&mut life.memory).unwrap();
+            let full = restarts || agent.cluster.rng.u8(..12) == 0;
+            ops += agent.round(full, one_in).ops;
+            if agent.cluster.rng.u8(..5) == 0 {
+                agent.tables.recycle(&mut agent.memory).unwrap();
             }
             if step % 4 == 3 {
-                life.settle(false);
-                life.compare(&dials);
+                agent.reconcile_until_clean(false);
+                agent.compare(&dials);
             }
         }
-        let outcome = life.round(true, 0);
-        assert_eq!((outcome.ops, outcome.is_clean()), (0, true), "nothing changed, nothing to write: {outcome:?}");
+        let outcome = agent.round(true, 0);
+        assert_eq!((outcome.ops, outcome.is_clean()), (0, true), "no changes, so no writes: {outcome:?}");
     }
     println!("{ops} writes");
 }
 
 #[test]
-fn a_restart_that_finds_the_plan_writes_nothing() {
-    for seed in 1000..1100 {
-        let mut life = Life::new(seed, sizes());
+fn a_restart_without_changes_writes_nothing() {
+    for seed in seeds(1000..1100) {
+        let mut agent = TestAgent::new(seed, sizes());
         for _ in 0..20 {
-            life.change();
-            life.settle(false);
+            agent.change();
+            agent.reconcile_until_clean(false);
         }
-        life.restart();
-        life.check("restore");
-        assert_eq!(life.round(true, 0).ops, 0);
+        agent.restart();
+        agent.check("restore");
+        assert_eq!(agent.round(true, 0).ops, 0);
     }
 }
 
 #[test]
-fn when_everything_is_gone_no_row_is_left_and_every_id_is_free() {
-    for seed in 2000..2100 {
-        let mut life = Life::new(seed, sizes());
+fn deleting_everything_leaves_no_row_and_frees_every_id() {
+    for seed in seeds(2000..2100) {
+        let mut agent = TestAgent::new(seed, sizes());
         let one_in = [0, 6][seed as usize % 2];
         for _ in 0..20 {
-            life.change();
-            life.round(false, one_in);
+            agent.change();
+            agent.round(false, one_in);
         }
-        for fact in life.world.facts.clone().all() {
-            use beeline_model::fact::Fact;
-            life.planner.apply(match fact {
-                Fact::Service(s) => Fact::ServiceGone(s.name),
-                Fact::Slice(s) => Fact::SliceGone(s.name),
-                Fact::Node(n) => Fact::NodeGone { cluster: n.cluster, name: n.name },
-                Fact::Pod(p) => Fact::PodGone(p.name),
-                Fact::Policy(p) => Fact::PolicyGone(p.name),
-                Fact::PolicySlice(s) => Fact::PolicySliceGone(s.name),
-                other => other,
-            });
+        for change in agent.cluster.objects.upserts(LOCAL_CLUSTER) {
+            agent.planner.apply(Change::Delete(change.key()));
         }
-        life.planner.set_own_addresses(Vec::new());
-        life.round(false, one_in);
-        life.settle(false);
-        let rows = life.tables.rows();
+        agent.planner.set_own_addresses(Vec::new());
+        agent.round(false, one_in);
+        agent.reconcile_until_clean(false);
+        let rows = agent.tables.rows();
         let (ranges_v4, ranges_v6, slots) = (rows.ranges_v4, rows.ranges_v6, rows.slots.clone());
         let loopback = rows.nodes.clone().into_iter().filter(|(_, node)| node.loopback).collect();
         assert_eq!(*rows, Rows { ranges_v4, ranges_v6, slots, nodes: loopback, ..Rows::default() });
-        life.tables.recycle(&mut life.memory).unwrap();
-        assert_eq!(life.tables.quarantined(), 0);
-        life.check("the end");
+        agent.tables.recycle(&mut agent.memory).unwrap();
+        assert_eq!(agent.tables.quarantined(), 0);
+        agent.check("the end");
     }
 }
 
 #[test]
-fn between_two_writes_a_dial_gets_the_old_answer_or_the_new_one() {
+fn between_two_writes_a_dial_gets_the_old_or_the_new_result() {
     let dials = dials();
     let mut checked = 0;
-    for seed in 3000..3150 {
-        let mut life = Life::new(seed, sizes());
-        let mut old = life.memory.rows.clone();
+    for seed in seeds(3000..3150) {
+        let mut agent = TestAgent::new(seed, sizes());
+        let mut old = agent.memory.rows.clone();
         for _ in 0..25 {
-            life.change_one();
-            checked += watch_step(&mut life, &dials, &old, seed);
-            old = life.memory.rows.clone();
+            agent.change_one();
+            checked += watch_step(&mut agent, &dials, &old, seed);
+            old = agent.memory.rows.clone();
         }
     }
     println!("{checked} dials between writes");
 }
 
-/// Rounds until the step is done, with failures on odd seeds; every dial whose answer is a service's is watched.
-fn watch_step(life: &mut Life, dials: &[Dial], old: &Rows, seed: u64) -> usize {
-    let empty_local = life.world.rules.empty_local;
-    let new = programmed(&life.world.facts, &life.world);
-    let both = |dial: &Dial| (Answer::of(old, dial, empty_local), Answer::of(&new, dial, empty_local));
-    let mut watched: Vec<(&Dial, (Answer, Answer))> = dials.iter().map(|dial| (dial, both(dial))).collect();
-    watched.retain(|(_, (old, new))| old != new || life.world.rng.u8(..20) == 0);
+/// Reconciles until the step is done, with failures on odd seeds, and checks the dials after every write.
+fn watch_step(agent: &mut TestAgent, dials: &[Dial], old: &Rows, seed: u64) -> usize {
+    let empty_local = agent.cluster.rules.empty_local;
+    let new = programmed(&agent.cluster.objects, &agent.cluster);
+    let both = |dial: &Dial| (DialResult::of(old, dial, empty_local), DialResult::of(&new, dial, empty_local));
+    let mut watched: Vec<(&Dial, (DialResult, DialResult))> = dials.iter().map(|dial| (dial, both(dial))).collect();
+    watched.retain(|(_, (old, new))| old != new || agent.cluster.rng.u8(..20) == 0);
     let mut checked = 0;
     for round in 0.. {
-        // As in the agent: between a failure and the next try come rounds that are about something else.
+        // As in the agent, rounds with other changes come between a failure and its retry.
         let idle = round % 2 == 1;
-        let delta = if idle { Delta::default() } else { life.planner.take() };
-        let seen = |rows: &Rows, op: &beeline_model::op::Op| {
+        let delta = if idle { Delta::default() } else { agent.planner.take_delta() };
+        let observe = |rows: &Rows, op: &beeline_model::op::Op| {
             for (dial, (old, new)) in &watched {
-                let now = Answer::of(rows, dial, empty_local);
-                let facts = &life.world.facts;
+                let now = DialResult::of(rows, dial, empty_local);
+                let objects = &agent.cluster.objects;
                 assert!(
                     now.is_between(old, new),
-                    "{dial:?}\nold {old:?}\nnew {new:?}\nnow {now:?}\nafter {op:?}\n{facts:?}"
+                    "{dial:?}\nold {old:?}\nnew {new:?}\nnow {now:?}\nafter {op:?}\n{objects:?}"
                 );
                 checked += 1;
             }
         };
         let mut coin = fastrand::Rng::with_seed(seed + round);
-        let fails = move |_| seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
-        let mut maps = Shaky { inner: Watched { inner: &mut life.memory, seen: Box::new(seen) }, fails };
-        let outcome = reconcile(&mut life.tables, &mut maps, &delta, false);
+        let fails = move || seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
+        let mut maps = ObservedMaps { inner: &mut agent.memory, observe: Box::new(observe), fails: Box::new(fails) };
+        let outcome = reconcile(&mut agent.tables, &mut maps, &delta, false);
         drop(maps);
-        life.planner.retry(&outcome);
-        if outcome.is_clean() && !life.planner.is_dirty() {
+        agent.planner.retry(&outcome);
+        if outcome.is_clean() && !agent.planner.is_dirty() {
             break;
         }
     }
     for (dial, (_, new)) in &watched {
-        assert_eq!(&Answer::of(&life.memory.rows, dial, empty_local), new, "{dial:?}");
+        assert_eq!(&DialResult::of(&agent.memory.rows, dial, empty_local), new, "{dial:?}");
     }
     checked
 }
 
-/// `Faulty` owns what it breaks; this one borrows.
-struct Shaky<'a, F> {
-    inner: Watched<'a>,
-    fails: F,
-}
-
-impl<F: FnMut(u64) -> bool> Maps for Shaky<'_, F> {
-    fn write(&mut self, op: &beeline_model::op::Op) -> Result<(), beeline_model::op::MapError> {
-        if (self.fails)(0) {
-            return Err(beeline_model::op::MapError::Failed("made to fail".into()));
-        }
-        self.inner.write(op)
-    }
-
-    fn dump(&self) -> Result<Rows, beeline_model::op::MapError> {
-        self.inner.dump()
-    }
-
-    fn grace(&mut self) -> Result<(), beeline_model::op::MapError> {
-        self.inner.grace()
-    }
-
-    fn sizes(&self) -> Sizes {
-        self.inner.sizes()
-    }
-}
-
-/// What does not fit is refused with a reason, what was there keeps serving, and there is room again once it is made.
+/// Services that do not fit are refused with a reason, existing ones keep serving, and deleted ones free their room.
 #[test]
-fn small_tables_stay_whole() {
+fn full_tables_stay_consistent() {
     let tiny = Sizes {
         frontends: 12,
         sets: 8,
@@ -300,21 +267,21 @@ fn small_tables_stay_whole() {
         affinity: 16,
     };
     let mut full = 0;
-    for seed in 4000..4150 {
-        let mut life = Life::new(seed, tiny);
+    for seed in seeds(4000..4150) {
+        let mut agent = TestAgent::new(seed, tiny);
         for _ in 0..40 {
-            life.change();
-            let outcome = life.round(false, [0, 8][seed as usize % 2]);
+            agent.change();
+            let outcome = agent.round(false, [0, 8][seed as usize % 2]);
             full += usize::from(outcome.refusals().iter().any(|r| r.reason == "tableFull"));
         }
-        for name in std::mem::take(&mut life.world.facts.services).into_keys() {
-            life.planner.apply(beeline_model::fact::Fact::ServiceGone(name));
+        for name in std::mem::take(&mut agent.cluster.objects.services).into_keys() {
+            agent.planner.apply(Change::Delete(ObjectKey::Service(name)));
         }
-        for name in std::mem::take(&mut life.world.facts.policies).into_keys() {
-            life.planner.apply(beeline_model::fact::Fact::PolicyGone(name));
+        for name in std::mem::take(&mut agent.cluster.objects.policies).into_keys() {
+            agent.planner.apply(Change::Delete(ObjectKey::Policy(name)));
         }
-        life.settle(false);
-        assert!(life.tables.rows().frontends.is_empty());
+        agent.reconcile_until_clean(false);
+        assert!(agent.tables.rows().frontends.is_empty());
     }
-    assert!(full > 100, "only {full} rounds met a full table");
+    assert!(full > 100, "only {full} rounds had a full table");
 }

@@ -30,20 +30,20 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{ .Values.metrics.address | default $here }}:{{ include "beeline.metricsPort" . }}
 {{- end }}
 
-{{/* The agent's command line, one item a line. */}}
+{{/* The agent's command line, one argument per line. */}}
 {{- define "beeline.args" -}}
 {{- $values := .Values -}}
 - agent
 {{- range $values.apiServers }}
 - --api-server={{ . }}
 {{- end }}
-- --nodes={{ $values.nodes }}
+- --node-source={{ $values.nodes }}
 - --controller={{ ternary "watch" "none" $values.controller.enabled }}
 - --controller-namespace={{ .Release.Namespace }}
 {{- if $values.controller.enabled }}
 - {{ printf "--report-namespace=%s" $values.reportNamespace | quote }}
 {{- else }}
-- --report=off
+- --report-interval=off
 {{- end }}
 {{- if $values.besideKubeProxy }}
 - --beside-kube-proxy
@@ -69,8 +69,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- with $values.sizes.maxAffinity }}
 - --max-affinity={{ . | int }}
 {{- end }}
-- --health-address={{ $values.health.address }}:{{ include "beeline.healthPort" . }}
-- --metrics-address={{ include "beeline.metricsAddress" . }}
+- --healthz-bind-address={{ $values.health.address }}:{{ include "beeline.healthPort" . }}
+- --metrics-bind-address={{ include "beeline.metricsAddress" . }}
 {{- range $name, $value := $values.options }}
 {{- if kindIs "slice" $value }}
 - {{ printf "--%s=%s" $name (join "," $value) | quote }}
@@ -85,7 +85,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 
-{{/* What both webhooks have in common. */}}
+{{/* Fields that both webhooks share. */}}
 {{- define "beeline.webhook" -}}
 rules:
   - apiGroups: [beeline.dev]

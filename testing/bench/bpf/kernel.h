@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * The few kernel types that the benches need, by hand: no libc header, no vmlinux.h, so that they build on any host.
+ * Kernel types that the benches need, without libc headers and vmlinux.h, so that they build on any
+ * host.
  */
 #ifndef BEELINE_BENCH_KERNEL_H
 #define BEELINE_BENCH_KERNEL_H

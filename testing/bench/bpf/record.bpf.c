@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * Where may the per-socket record live? One set of hooks per candidate, nothing shared between them but the rewrite, so
- * that each candidate pays for exactly the hooks that it would need in production: a record in socket storage needs no
- * release hook, one that is keyed by cookie does.
+ * Candidates for the storage of the per-socket record. Each candidate has its own hooks and shares
+ * only the rewrite, so that it is measured with exactly the hooks that it would need in production:
+ * a record in socket storage needs no release hook, a record keyed by cookie does.
  */
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
@@ -17,8 +17,9 @@
 const volatile __be16 server_port;
 
 /*
- * In 1/65536. All candidates draw cookies from one counter, so a candidate sees every n-th; in production it would see
- * them all, and neighbours would share cache lines. User space sets 1/n while n candidates take turns.
+ * In 1/65536. All candidates get cookies from one counter, so each of n candidates sees every n-th
+ * cookie. In production a candidate would see all of them, and neighbours would share cache lines.
+ * User space therefore sets 1/n.
  */
 __u32 cells_per_cookie = 1 << 16;
 
@@ -69,7 +70,7 @@ static __always_inline struct record *load_storage400(struct bpf_sock_addr *ctx)
     return ctx->sk ? bpf_sk_storage_get(&storage400_map, ctx->sk, 0, 0) : 0;
 }
 
-/* Candidates: a hash by cookie, with what each flavour of hash costs. */
+/* Candidates: a hash by cookie, with each kind of hash. */
 
 #define COOKIE_HASH(name)                                                                          \
     static __always_inline void store_##name(struct bpf_sock_addr *ctx)                            \
@@ -92,8 +93,9 @@ COOKIE_HASH(lazy)
 COOKIE_HASH(lru)
 
 /*
- * Candidates: a cell chosen by the cookie's low bits. Cookies count up, so a cell is taken only if a socket that is
- * exactly a multiple of RECORDS older still lives; then the younger one goes to a hash. Nothing is ever evicted.
+ * Candidates: a cell selected by the low bits of the cookie. Cookies are consecutive, so a cell is
+ * in use only if a socket whose cookie differs by a multiple of RECORDS still exists. The younger
+ * socket then uses a hash. No record is evicted.
  */
 
 static __always_inline __u32 cell_of(__u64 cookie)
@@ -109,7 +111,7 @@ static __always_inline void store_overflow(__u64 cookie)
     bpf_map_update_elem(&overflow_map, &cookie, &record, BPF_ANY);
 }
 
-/* Of two sockets that want one cell, one gets it. */
+/* Only one of two sockets with the same cell gets it. */
 static __always_inline int claim(__u64 *owner, __u64 cookie)
 {
     __u64 before = __sync_val_compare_and_swap(owner, 0, cookie);
@@ -156,7 +158,7 @@ static __always_inline void store_cell32(struct bpf_sock_addr *ctx)
     cell->backend = 21;
 }
 
-/* For comparison: the rewrite alone. */
+/* For comparison: the rewrite without a record. */
 
 static __always_inline void store_none(struct bpf_sock_addr *ctx)
 {
@@ -223,7 +225,8 @@ SEC("cgroup/recvmsg4") int receive_cell32(struct bpf_sock_addr *ctx)
     struct cell32 *cell = bpf_map_lookup_elem(&cell32_map, &index);
     struct record *record;
 
-    /* The record is of the connection; a datagram from elsewhere reaches the socket once that is dissolved. */
+    /* The record belongs to the connection. After a disconnect, datagrams from other peers reach
+     * the socket. */
     if (!ctx->sk || ctx->sk->dst_port != ctx->user_port)
         return 1;
     if (cell && cell->cookie == cookie) {
@@ -239,7 +242,7 @@ SEC("cgroup/recvmsg4") int receive_cell32(struct bpf_sock_addr *ctx)
     return 1;
 }
 
-/* The rewrite without a record: no candidate, but what any candidate's load comes on top of. */
+/* The rewrite without a record, the baseline of all candidates. */
 SEC("cgroup/recvmsg4") int receive_none(struct bpf_sock_addr *ctx)
 {
     if (ctx->user_port != server_port)
@@ -249,7 +252,8 @@ SEC("cgroup/recvmsg4") int receive_none(struct bpf_sock_addr *ctx)
     return 1;
 }
 
-/* Reads the cookie without making one: a socket that has none has no record, and must pay next to nothing. */
+/* Reads the cookie without creating one. A socket without a cookie has no record, and must cost
+ * almost nothing. */
 static __always_inline __u64 cookie_of(struct bpf_sock *sk)
 {
     __u64 cookie = 0;

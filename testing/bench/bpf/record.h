@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
-/* The places where the per-socket record may live: values and maps. */
+/* Values and maps of the candidates for the per-socket record. */
 #ifndef BEELINE_BENCH_RECORD_H
 #define BEELINE_BENCH_RECORD_H
 
-/* What the later hooks of a socket need: what was dialled, and what became of it. */
+/* The record: the dialled address and the selected backend. */
 struct record {
     __u8 address[16];
     __u8 chosen[16];
@@ -15,7 +15,7 @@ struct record {
 };
 _Static_assert(sizeof(struct record) == 48, "the size that is being measured");
 
-/* Room for a UDP socket that talks to several services at once. */
+/* Record of a UDP socket that uses several Services at the same time. */
 struct wide_record {
     struct record first;
     __u8 room[352];
@@ -30,7 +30,7 @@ struct cell64 {
 };
 _Static_assert(sizeof(struct cell64) == 64, "one cache line");
 
-/* The same for connected sockets only: what was chosen is the socket's own peer, so it need not be kept. */
+/* Record of a connected socket, whose backend is the socket's own peer and is not stored. */
 struct cell32 {
     __u64 cookie;
     __u8 address[16];
@@ -74,7 +74,7 @@ STORAGE(storage400_map, struct wide_record);
 BY_COOKIE(hash_map, BPF_MAP_TYPE_HASH, 0);
 BY_COOKIE(lazy_map, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC);
 BY_COOKIE(lru_map, BPF_MAP_TYPE_LRU_HASH, 0);
-BY_COOKIE(overflow_map, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC); /* seldom used */
+BY_COOKIE(overflow_map, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC); /* rarely used */
 CELLS(cell64_map, struct cell64);
 CELLS(cell32_map, struct cell32);
 

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * How may the tables be laid out? Each candidate resolves a random service to one of its backends, in a loop timed from
- * inside the kernel. What a resolve loads decides where the next one goes: dials of real applications do not overlap,
- * and a loop whose turns are independent would let the processor hide one turn's cache misses behind the next.
+ * Candidates for the map layout. Each resolves random services to one of their backends in a loop
+ * that is timed inside the kernel. The result of a resolve selects the next service: dials of real
+ * applications do not overlap, and with independent iterations the processor would hide the cache
+ * misses of one iteration behind the next.
  */
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
 
-/* {view, protocol, scope, port} and the 16 bytes of the address, as the three words that they are compared by. */
+/* {view, protocol, scope, port} and the 16 bytes of the address, as the three words that they are
+ * compared by. */
 struct key {
     __u64 what;
     __u64 high;
@@ -62,7 +64,7 @@ struct bucket {
 };
 _Static_assert(sizeof(struct bucket) == 64, "one cache line");
 
-/* Sizes are set before the load: one object per number of services. */
+/* Map sizes are set before loading, for each number of services. */
 #define TABLE(name, kind, flags, key_type, value_type)                                             \
     struct {                                                                                       \
         __uint(type, kind);                                                                        \
@@ -126,7 +128,7 @@ static __always_inline struct set *set_at(__u64 value, const struct key *key)
     return value >> 32 == tag_of(key) ? bpf_map_lookup_elem(&set, &id) : 0;
 }
 
-/* Scales instead of dividing: a division would be the dearest instruction of the whole resolve. */
+/* Scales instead of dividing, because a division would be the most expensive instruction. */
 static __always_inline __u64 below(__u32 random, __u16 count)
 {
     return (__u64)random * count >> 32;
@@ -140,8 +142,8 @@ static __always_inline __u64 pick_inline(__u64 value, const struct key *key, __u
     if (!row)
         return 0;
     pick = below(random, row->span >> 32);
-    barrier_var(
-        pick); /* clang would fold the shift and the scale by 4, and the verifier lose the bound */
+    barrier_var(pick); /* clang would fold the shift and the scale by 4, and the verifier lose the
+                          bound */
     return pick < INLINE_IDS ? backend_at(row->ids[pick]) : 0;
 }
 
@@ -204,7 +206,8 @@ static __always_inline int same(const struct key *a, const struct key *b)
     return a->low == b->low && a->what == b->what && a->high == b->high;
 }
 
-/* A hash of our own in an array: a service's key and value share one cache line, and user space writes it by mmap. */
+/* A custom hash in an array: key and value of a service share one cache line, and user space writes
+ * it by mmap. */
 static __always_inline __u64 resolve_bucket(const struct key *key, __u32 random)
 {
     __u32 home = tag_of(key);
@@ -225,7 +228,7 @@ static __always_inline __u64 resolve_bucket(const struct key *key, __u32 random)
     return 0;
 }
 
-/* The clock is read around the whole loop: around one turn it would cost as much as the turn. */
+/* The clock is read around the whole loop, because reading it costs as much as one iteration. */
 #define WALK(name)                                                                                 \
     static long turn_##name(__u64 number, struct walk *walk)                                       \
     {                                                                                              \

@@ -1,11 +1,12 @@
-//! `beeline-bench`: measures what the design rests on. Prints a table, writes `target/bench/<name>.json` and a plot.
+//! `beeline-bench`: benchmarks of Beeline. Each prints a table and writes `target/bench/<name>.json` and a plot.
 
 mod candidates;
 mod cluster;
-mod ground;
+mod isolation;
 mod mapping;
 mod outside;
 mod plot;
+mod readme;
 mod report;
 mod socket;
 mod stats;
@@ -14,11 +15,11 @@ use std::{net::Ipv4Addr, path::PathBuf};
 
 use clap::{Parser, Subcommand};
 
-/// Benches of Beeline. They need root; they attach to a cgroup of their own and dial in a network namespace of their own.
+/// Benchmarks of Beeline. They need root, and use cgroups and network namespaces of their own
 #[derive(Parser)]
 #[command(version)]
-struct Args {
-    /// Where the figures and the plot go
+struct BenchArgs {
+    /// Directory for the results and the plot
     #[arg(long, global = true, default_value = "target/bench")]
     out: PathBuf,
     #[command(subcommand)]
@@ -27,34 +28,43 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Design candidates: the per-socket record and the table layouts
+    /// Measure the design candidates for the per-socket record and the map layouts
     Candidates,
-    /// The socket path: hooks, dials against direct, nftables and iptables, programming, memory
+    /// Measure the socket path: hooks, dials compared with direct, nftables and iptables, programming, memory
     Socket {
-        /// Only this part
+        /// Part of the bench to run [default: all]
         #[arg(long, value_enum)]
-        only: Option<socket::Part>,
+        only: Option<socket::SocketBenchPart>,
     },
-    /// A node against a real API server: Beeline and kube-proxy in both modes, in turn; needs `kit build`
-    Cluster(cluster::Wish),
-    /// From a host outside the cluster: through Beeline to pods and to nodePorts, and plain nodePorts; needs `kit build`
-    Outside(outside::Wish),
-    /// A process of the application on the host outside (the bench starts it)
+    /// Measure a node with a real API server: Beeline and kube-proxy in both modes; needs `kit build`
+    Cluster(cluster::ClusterBenchOptions),
+    /// Measure a host outside the cluster: Beeline with direct pods and with nodePorts, and nodePorts without Beeline;
+    /// needs
+    /// `kit build`
+    Outside(outside::OutsideBenchOptions),
+    /// Draw the plots of the README from the results in --out and the stored values
+    Plot {
+        /// Directory of the plots and of their stored values
+        #[arg(long, default_value = "docs/images")]
+        images: PathBuf,
+    },
+    /// Run as a process of the application on the host outside (started by the bench)
     #[command(hide = true)]
-    Application(outside::Role),
-    /// A pod that answers at its address (the bench starts it)
+    Application(outside::ApplicationArgs),
+    /// Run as a pod that answers at its address (started by the bench)
     #[command(hide = true)]
     Pod { address: Ipv4Addr },
 }
 
 fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+    let args = BenchArgs::parse();
     match args.bench {
         Bench::Candidates => candidates::run(&args.out),
         Bench::Socket { only } => socket::run(&args.out, only),
-        Bench::Cluster(wish) => cluster::run(&args.out, &wish),
-        Bench::Outside(wish) => outside::run(&args.out, &wish),
-        Bench::Application(role) => outside::serve(role),
+        Bench::Cluster(options) => cluster::run(&args.out, &options),
+        Bench::Outside(options) => outside::run(&args.out, &options),
+        Bench::Plot { images } => readme::update(&args.out, &images),
+        Bench::Application(arguments) => outside::serve(arguments),
         Bench::Pod { address } => cluster::server::serve(address),
     }
 }

@@ -1,4 +1,4 @@
-//! Two kinds of picture: bars beside each other, and lines over a logarithmic axis.
+//! Plots: grouped bars, and lines over a logarithmic axis.
 
 use anyhow::{Result, anyhow};
 use plotters::{
@@ -6,7 +6,7 @@ use plotters::{
     prelude::*,
 };
 
-pub type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub type PlotArea<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Named values: one per group of bars, or one per point of a line.
 pub struct Series {
@@ -31,47 +31,54 @@ fn highest(series: &[Series]) -> f64 {
     series.iter().flat_map(|series| &series.values).copied().fold(1.0, f64::max) * 1.08
 }
 
-/// How values are laid out on the upright axis.
+/// Scale of the vertical axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scale {
-    Even,
-    /// By powers of ten, not below [`LOWEST`]; what is less stands there.
-    Powers,
+pub enum AxisScale {
+    Linear,
+    /// Logarithmic. Values below [`LOWEST`] are drawn at [`LOWEST`].
+    Logarithmic,
 }
 
 const LOWEST: f64 = 0.01;
 
 /// One group of bars per name in `groups`, one bar per series in each.
-pub fn bars(area: &Area<'_>, title: &str, unit: &str, groups: &[&str], series: &[Series], scale: Scale) -> Result<()> {
-    let across = 0.0..groups.len() as f64;
+pub fn bars(
+    area: &PlotArea<'_>,
+    title: &str,
+    unit: &str,
+    groups: &[&str],
+    series: &[Series],
+    scale: AxisScale,
+) -> Result<()> {
+    let x_range = 0.0..groups.len() as f64;
     let mut builder = ChartBuilder::on(area);
     builder.caption(title, TITLE).margin(12).x_label_area_size(34).y_label_area_size(64);
-    // Labels stand at whole numbers; an offset moves them below the middle of their group.
+    // Labels are at whole numbers; the offset moves them to the middle of their group.
     let offset = (area.dim_in_pixel().0 as i32 - 88) / (groups.len() as i32 * 2);
     match scale {
-        Scale::Even => {
-            // Some room for the legend.
-            let chart = builder.build_cartesian_2d(across, 0.0..highest(series) * 1.3).map_err(failed)?;
+        AxisScale::Linear => {
+            // Leaves space for the legend.
+            let chart = builder.build_cartesian_2d(x_range, 0.0..highest(series) * 1.3).map_err(draw_error)?;
             draw_bars(chart, unit, groups, series, 0.0, offset)
         }
-        Scale::Powers => {
+        AxisScale::Logarithmic => {
             let floor = power_below(series);
-            let upright = (floor..highest(series) * 30.0).log_scale();
-            let chart = builder.build_cartesian_2d(across, upright).map_err(failed)?;
+            let y_range = (floor..highest(series) * 30.0).log_scale();
+            let chart = builder.build_cartesian_2d(x_range, y_range).map_err(draw_error)?;
             draw_bars(chart, unit, groups, series, floor, offset)
         }
     }
 }
 
-/// The power of ten below all values, where bars begin; nothing has no bar.
+/// The power of ten below all values, at which bars begin. A value of 0 has no bar.
 fn power_below(series: &[Series]) -> f64 {
     let values = series.iter().flat_map(|series| &series.values).copied().filter(|value| *value > 0.0);
     let least = values.fold(f64::INFINITY, f64::min);
     if least.is_finite() { 10f64.powf((least * 0.99).log10().floor()).max(LOWEST) } else { LOWEST }
 }
 
-/// Of a logarithmic axis' labels those that have room: 1, 2, 5, 10, 20 and so on.
-fn sparse(value: f64) -> String {
+/// Labels of a logarithmic axis at 1, 2, 5, 10, 20 and so on; the others have no space.
+fn axis_label(value: f64) -> String {
     let first = value / 10f64.powf((value * 1.0001).log10().floor());
     if [1.0, 2.0, 5.0].iter().any(|kept| (first - kept).abs() < 0.01) { value.to_string() } else { String::new() }
 }
@@ -94,12 +101,12 @@ where
         .light_line_style(TRANSPARENT)
         .x_labels(groups.len() + 1)
         .x_label_formatter(&name)
-        .y_label_formatter(&|y| if floor > 0.0 { sparse(*y) } else { y.to_string() })
+        .y_label_formatter(&|y| if floor > 0.0 { axis_label(*y) } else { y.to_string() })
         .x_label_offset(offset)
         .y_desc(unit)
         .label_style(FONT)
         .draw()
-        .map_err(failed)?;
+        .map_err(draw_error)?;
     let width = 0.8 / series.len() as f64;
     for (index, one) in series.iter().enumerate() {
         let left = |group: usize| group as f64 + 0.1 + index as f64 * width;
@@ -109,26 +116,33 @@ where
         };
         chart
             .draw_series(one.values.iter().enumerate().map(bar))
-            .map_err(failed)?
+            .map_err(draw_error)?
             .label(&one.name)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour(index).filled()));
     }
     legend(&mut chart, SeriesLabelPosition::UpperRight)
 }
 
-/// One line per series over `at`, which grows by powers of ten.
-pub fn lines(area: &Area<'_>, title: &str, unit: &str, at: &[u32], series: &[Series], scale: Scale) -> Result<()> {
-    let across = (f64::from(at[0])..f64::from(at[at.len() - 1]) * 1.1).log_scale();
+/// One line per series over the values of `at` on a logarithmic axis.
+pub fn lines(
+    area: &PlotArea<'_>,
+    title: &str,
+    unit: &str,
+    at: &[u32],
+    series: &[Series],
+    scale: AxisScale,
+) -> Result<()> {
+    let x_range = (f64::from(at[0])..f64::from(at[at.len() - 1]) * 1.1).log_scale();
     let mut builder = ChartBuilder::on(area);
     builder.caption(title, TITLE).margin(12).x_label_area_size(44).y_label_area_size(64);
     match scale {
-        Scale::Even => {
-            let chart = builder.build_cartesian_2d(across, 0.0..highest(series)).map_err(failed)?;
+        AxisScale::Linear => {
+            let chart = builder.build_cartesian_2d(x_range, 0.0..highest(series)).map_err(draw_error)?;
             draw_lines(chart, unit, at, series, |value| value)
         }
-        Scale::Powers => {
-            let upright = (LOWEST..highest(series) * 3.0).log_scale();
-            let chart = builder.build_cartesian_2d(across, upright).map_err(failed)?;
+        AxisScale::Logarithmic => {
+            let y_range = (LOWEST..highest(series) * 3.0).log_scale();
+            let chart = builder.build_cartesian_2d(x_range, y_range).map_err(draw_error)?;
             draw_lines(chart, unit, at, series, |value| value.max(LOWEST))
         }
     }
@@ -154,13 +168,13 @@ where
         .y_desc(unit)
         .label_style(FONT)
         .draw()
-        .map_err(failed)?;
+        .map_err(draw_error)?;
     for (index, one) in series.iter().enumerate() {
         let points = at.iter().map(|at| f64::from(*at)).zip(one.values.iter().map(|value| place(*value)));
         let stroke = colour(index).stroke_width(2);
         chart
             .draw_series(LineSeries::new(points, stroke).point_size(3))
-            .map_err(failed)?
+            .map_err(draw_error)?
             .label(&one.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], stroke));
     }
@@ -177,10 +191,10 @@ fn legend<'a, X: Ranged<ValueType = f64>, Y: Ranged<ValueType = f64>>(
         .background_style(WHITE.mix(0.8))
         .label_font(FONT)
         .draw()
-        .map_err(failed)
+        .map_err(draw_error)
 }
 
-/// The errors of plotters borrow the picture; what they say does not.
-pub fn failed(error: impl std::fmt::Display) -> anyhow::Error {
+/// Converts an error of plotters, which borrows the drawing area, to an owned error.
+pub fn draw_error(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("cannot draw: {error}")
 }

@@ -1,4 +1,4 @@
-//! What a bench says: tables for people, rows for machines.
+//! Results of a bench: text tables, and rows for the JSON file.
 
 use std::{
     fmt::{self, Display},
@@ -9,22 +9,22 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// One figure. `bar` is what was to be reached, `holds` whether it was; neither where nothing was promised.
+/// One measured value. `bar` is its limit and `holds` whether the limit is met; both are null without a limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct ReportRow {
     pub name: String,
     pub value: f64,
     pub unit: &'static str,
     pub bar: Option<f64>,
     pub holds: Option<bool>,
-    /// How many samples it stands on, where that was counted.
+    /// Number of samples, where it was counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n: Option<usize>,
 }
 
-impl Row {
+impl ReportRow {
     pub fn new(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
-        // What is beyond these digits is noise.
+        // More digits are noise.
         let value = (value * 1000.0).round() / 1000.0;
         Self { name: name.into(), value, unit, bar: None, holds: None, n: None }
     }
@@ -33,20 +33,20 @@ impl Row {
         Self { n: Some(n), ..self }
     }
 
-    /// Promises that the value does not exceed `bar`.
-    pub fn at_most(self, bar: f64) -> Self {
-        Self { bar: Some(bar), holds: Some(self.value <= bar), ..self }
+    /// Sets the limit of the value.
+    pub fn at_most(self, limit: f64) -> Self {
+        Self { bar: Some(limit), holds: Some(self.value <= limit), ..self }
     }
 }
 
-/// Lines of cells, printed in columns: the first is text, the others are figures.
+/// A table whose first column is text and whose other columns are right-aligned figures.
 #[derive(Debug, Clone)]
-pub struct Table {
+pub struct TextTable {
     title: String,
     lines: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     pub fn new(title: impl Into<String>, columns: &[&str]) -> Self {
         Self { title: title.into(), lines: vec![columns.iter().map(ToString::to_string).collect()] }
     }
@@ -61,7 +61,7 @@ impl Table {
     }
 }
 
-impl Display for Table {
+impl Display for TextTable {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "\n{}", self.title)?;
         for line in &self.lines {
@@ -78,24 +78,24 @@ impl Display for Table {
     }
 }
 
-/// Gathers the rows of one bench and writes them to `<directory>/<name>.json`.
-pub struct Report {
+/// Collects the rows of one bench and writes them to `<directory>/<name>.json`.
+pub struct BenchReport {
     name: &'static str,
     directory: PathBuf,
-    rows: Vec<Row>,
+    rows: Vec<ReportRow>,
 }
 
-impl Report {
+impl BenchReport {
     pub fn new(name: &'static str, directory: &Path) -> Result<Self> {
         fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
         Ok(Self { name, directory: directory.to_owned(), rows: Vec::new() })
     }
 
-    pub fn row(&mut self, row: Row) {
+    pub fn row(&mut self, row: ReportRow) {
         self.rows.push(row);
     }
 
-    pub fn rows(&self) -> &[Row] {
+    pub fn rows(&self) -> &[ReportRow] {
         &self.rows
     }
 
@@ -110,12 +110,12 @@ impl Report {
     }
 }
 
-/// `1.23x`, or nothing where there is nothing to compare with.
+/// `1.23x`, or an empty string if the reference is 0.
 pub fn ratio(value: f64, reference: f64) -> String {
     if reference > 0.0 { format!("{:.2}x", value / reference) } else { String::new() }
 }
 
-/// A difference with its sign.
+/// The difference with its sign.
 pub fn over(value: f64, reference: f64) -> String {
     format!("{:+.0}", value - reference)
 }
@@ -125,24 +125,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_holds_or_does_not() {
-        assert_eq!(Row::new("a", 2.0, "ns").holds, None);
-        assert_eq!(Row::new("a", 2.0, "ns").at_most(2.0).holds, Some(true));
-        assert_eq!(Row::new("a", 2.0, "ns").at_most(1.9).holds, Some(false));
+    fn a_limit_is_met_or_exceeded() {
+        assert_eq!(ReportRow::new("a", 2.0, "ns").holds, None);
+        assert_eq!(ReportRow::new("a", 2.0, "ns").at_most(2.0).holds, Some(true));
+        assert_eq!(ReportRow::new("a", 2.0, "ns").at_most(1.9).holds, Some(false));
     }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new("t", &["name", "ns"]);
+        let mut table = TextTable::new("t", &["name", "ns"]);
         table.line("a", ["1000".into()]);
         assert_eq!(table.to_string(), "\nt\n  name    ns\n  a     1000\n");
     }
 
     #[test]
-    fn rows_are_written_as_a_list() -> Result<()> {
+    fn rows_are_written_as_a_json_list() -> Result<()> {
         let directory = std::env::temp_dir().join(format!("beeline-report-{}", std::process::id()));
-        let mut report = Report::new("test", &directory)?;
-        report.row(Row::new("a", 0.12345, "ms"));
+        let mut report = BenchReport::new("test", &directory)?;
+        report.row(ReportRow::new("a", 0.12345, "ms"));
         report.write()?;
         let rows: serde_json::Value = serde_json::from_str(&fs::read_to_string(report.file("json"))?)?;
         fs::remove_dir_all(&directory)?;

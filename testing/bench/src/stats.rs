@@ -1,6 +1,7 @@
-//! Percentiles, and the order in which things that are compared take turns.
+//! Percentiles, and the order of measurements.
 //!
-//! Two runs side by side differ by 15 % on a busy machine; two things that take turns in one run meet the same noise.
+//! Two separate runs differ by 15 % on a busy machine. Variants that alternate in one run are affected by the same
+//! noise.
 
 /// Measured times in nanoseconds.
 #[derive(Debug, Default, Clone)]
@@ -19,7 +20,7 @@ impl Samples {
         self.0.len()
     }
 
-    /// The sample that `share` (0 to 1) of all samples do not exceed; 0 if nothing was measured.
+    /// The sample that a share (0 to 1) of all samples does not exceed; 0 without samples.
     pub fn percentile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -42,12 +43,12 @@ impl FromIterator<u64> for Samples {
     }
 }
 
-/// Turns for `things` things: every round has each of them once, in an order of its own, so that none profits from its
-/// neighbour and slow drifts hit all alike.
-pub fn turns(things: usize, rounds: usize, seed: u64) -> impl Iterator<Item = usize> {
+/// Every round contains each of `variants` indices once, in a random order, so that neighbours and slow drifts affect
+/// all variants equally.
+pub fn random_rounds(variants: usize, rounds: usize, seed: u64) -> impl Iterator<Item = usize> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..rounds).flat_map(move |_| {
-        let mut order: Vec<usize> = (0..things).collect();
+        let mut order: Vec<usize> = (0..variants).collect();
         random.shuffle(&mut order);
         order
     })
@@ -66,8 +67,8 @@ mod tests {
     }
 
     #[test]
-    fn every_round_has_everyone_once() {
-        let order: Vec<usize> = turns(5, 40, 1).collect();
+    fn every_round_contains_each_variant_once() {
+        let order: Vec<usize> = random_rounds(5, 40, 1).collect();
         for round in order.chunks(5) {
             let mut sorted = round.to_vec();
             sorted.sort_unstable();

@@ -1,9 +1,11 @@
-//! The agent of a lab's first node: the `beeline` next to this program, on a folder of manifests, pins and a socket of
-//! its own. Removed with all of that on drop.
+//! An agent of the first node, with a manifest directory, pins and a socket of its own. All of it is removed on drop,
+//! also after a panic. The tests, the demo and the kernel check start their agents with it.
 
 use std::{
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -11,114 +13,168 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use crate::{
-    lab::Lab,
-    spawn::{Output, Program, Running},
+    manifest_dir::ManifestDir,
+    network::TestNetwork,
+    program::{ProgramOutput, RunningProgram, TestProgram},
 };
 
 const PREFIX: &str = "beeline-harness-";
 const PINS: &str = "/sys/fs/bpf";
-/// A busy machine, or one that is emulated, takes its time to verify eight programs.
-const START: Duration = Duration::from_secs(120);
+/// A busy or emulated machine needs this long to verify eight BPF programs.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Options of an agent that serves no metrics and no health checks, and has small tables.
+const SMALL: [&str; 6] = ["--metrics-bind-address", "off", "--healthz-bind-address", "off", "--max-services", "256"];
 
 #[derive(Debug)]
-pub struct Agent {
-    running: Option<Running>,
-    beeline: PathBuf,
-    /// Holds the manifests and the agent's socket.
+pub struct AgentProcess {
+    running: Option<RunningProgram>,
+    binary: PathBuf,
+    pub manifests: ManifestDir,
+    /// Contains the manifests and the agent's socket.
     dir: PathBuf,
     pins: PathBuf,
 }
 
-impl Agent {
-    /// Not started yet; the folder holds these files.
+impl AgentProcess {
+    /// Prepares an agent of the `beeline` program next to this one, with these manifest files; `start` starts it.
     pub fn new(files: &[(&str, &str)]) -> Result<Self> {
-        sweep(Path::new(PINS));
-        sweep(&std::env::temp_dir());
-        let name = format!("{PREFIX}{}", std::process::id());
-        let (dir, pins) = (std::env::temp_dir().join(&name), Path::new(PINS).join(&name));
-        fs::create_dir_all(dir.join("manifests")).with_context(|| format!("make {}", dir.display()))?;
-        let agent = Agent { running: None, beeline: beeline()?, dir, pins };
+        let agent = Self::with_binary(beeline()?)?;
         files.iter().try_for_each(|(name, text)| agent.write(name, text))?;
         Ok(agent)
     }
 
-    /// In the node's namespace and cgroup; serves when it returns.
-    pub fn start(&mut self, lab: &Lab) -> Result<()> {
-        let (manifests, node) = (self.manifests(), lab.node());
-        let own = ["agent", "--node-name", &node.name, "--metrics-address", "off", "--health-address", "off"];
-        let program = node.program(&self.beeline)?.args(own).args(["--max-services", "256"]);
-        let program = program.args([Path::new("--manifests"), &manifests, Path::new("--cgroup"), lab.cgroup().path()]);
-        let mut running = program.args(self.place()).spawn()?;
-        running.wait_for("serving", START)?;
-        self.running = Some(running);
+    /// Prepares an agent of this binary with an empty manifest directory.
+    pub fn with_binary(binary: impl Into<PathBuf>) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        remove_stale(Path::new(PINS));
+        remove_stale(&std::env::temp_dir());
+        let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let (dir, pins) = (std::env::temp_dir().join(&name), Path::new(PINS).join(&name));
+        let manifests = ManifestDir::create(dir.join("manifests"))?;
+        Ok(AgentProcess { running: None, binary: binary.into(), manifests, dir, pins })
+    }
+
+    // ---- the process ----
+
+    /// Starts the agent with small tables, and returns once it serves.
+    pub fn start(&mut self, network: &TestNetwork) -> Result<()> {
+        self.start_with(network, SMALL)
+    }
+
+    /// Starts the agent with these further options, and returns once it serves.
+    pub fn start_with<S: Into<OsString>>(
+        &mut self,
+        network: &TestNetwork,
+        options: impl IntoIterator<Item = S>,
+    ) -> Result<()> {
+        let binary = self.binary.clone();
+        let options = self.manifest_options(network).into_iter().chain(options.into_iter().map(Into::into));
+        self.spawn(&binary, network, options)?;
+        self.wait_until_serving()
+    }
+
+    /// Starts an agent of this binary in the node's namespace and cgroup, and does not wait. `options` must name the
+    /// source; the cgroup, the pin directory and the socket are given by this function.
+    pub fn spawn<S: Into<OsString>>(
+        &mut self,
+        binary: &Path,
+        network: &TestNetwork,
+        options: impl IntoIterator<Item = S>,
+    ) -> Result<()> {
+        ensure!(self.running.is_none(), "an agent is already running");
+        let program = network.node().program(binary)?.args(["agent"]).args(options.into_iter().map(Into::into));
+        let program = program.args([Path::new("--cgroup"), network.cgroup().path()]).args(self.location_options());
+        self.running = Some(program.env("BEELINE_LOG", "debug").spawn()?);
         Ok(())
     }
 
-    fn manifests(&self) -> PathBuf {
-        self.dir.join("manifests")
+    pub fn wait_until_serving(&mut self) -> Result<()> {
+        self.running()?.wait_for("serving", START_TIMEOUT)
     }
 
-    /// How every command finds this agent.
-    fn place(&self) -> [PathBuf; 4] {
-        ["--pin-dir".into(), self.pins.clone(), "--socket".into(), self.dir.join("agent.sock")]
+    pub fn running(&mut self) -> Result<&mut RunningProgram> {
+        self.running.as_mut().context("no agent is running")
+    }
+
+    /// Options by which an agent follows the manifest directory as the first node.
+    pub fn manifest_options(&self, network: &TestNetwork) -> Vec<OsString> {
+        let manifests = self.manifests.path().into();
+        vec!["--node-name".into(), network.node().name.clone().into(), "--manifests".into(), manifests]
+    }
+
+    /// Options by which a command finds this agent.
+    pub fn location_options(&self) -> [PathBuf; 4] {
+        ["--pin-dir".into(), self.pins.clone(), "--socket".into(), self.socket()]
+    }
+
+    pub fn pin_dir(&self) -> &Path {
+        &self.pins
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("agent.sock")
     }
 
     pub fn read(&self, file: &str) -> Result<String> {
-        let path = self.manifests().join(file);
-        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+        self.manifests.read(file)
     }
 
-    /// Visible at once and whole.
     pub fn write(&self, file: &str, text: &str) -> Result<()> {
-        let aside = self.dir.join(file);
-        fs::write(&aside, text)?;
-        fs::rename(&aside, self.manifests().join(file)).with_context(|| format!("write {file}"))
+        self.manifests.write(file, text)
     }
 
-    /// `beeline ARGS` about this agent.
-    pub fn command(&self, args: &[&str]) -> Result<Program> {
-        Ok(Program::new(&self.beeline, None, None)?.args(args).args(self.place()).limit(START))
+    // ---- commands ----
+
+    /// Prepares `beeline ARGS` for this agent.
+    pub fn command(&self, args: &[&str]) -> Result<TestProgram> {
+        Ok(TestProgram::new(&self.binary, None, None)?.args(args).args(self.location_options()).limit(START_TIMEOUT))
     }
 
-    /// The same, run to its end; an error unless it succeeds.
-    pub fn ask(&self, args: &[&str]) -> Result<String> {
-        let Output { status, stdout, stderr } = self.command(args)?.run()?;
+    /// Runs `beeline ARGS` to its end and returns its output; an error unless it succeeds.
+    pub fn run(&self, args: &[&str]) -> Result<String> {
+        let ProgramOutput { status, stdout, stderr } = self.command(args)?.run()?;
         ensure!(status.success(), "beeline {}: {status}: {}{}", args.join(" "), stdout.trim(), stderr.trim());
         Ok(stdout)
     }
 
     pub fn status(&self) -> Result<serde_json::Value> {
-        Ok(serde_json::from_str(&self.ask(&["status", "-o", "json"])?)?)
+        Ok(serde_json::from_str(&self.run(&["status", "-o", "json"])?)?)
     }
 
-    /// By SIGKILL; its hooks and tables stay.
-    pub fn kill(&mut self) {
-        self.running = None;
+    /// Sends SIGKILL, waits, and returns the agent's log. The agent's hooks and maps stay.
+    pub fn kill(&mut self) -> String {
+        let Some(mut running) = self.running.take() else { return String::new() };
+        let _ = running.kill();
+        running.stderr()
     }
 
-    /// By SIGTERM; its hooks and tables stay.
-    pub fn stop(&mut self) -> Result<()> {
-        let Some(running) = self.running.take() else { return Ok(()) };
+    /// Sends SIGTERM, waits, and returns the agent's log. The agent's hooks and maps stay.
+    pub fn stop(&mut self) -> Result<String> {
+        let Some(running) = self.running.take() else { return Ok(String::new()) };
         running.signal(Signal::TERM)?;
-        let output = running.finish(Duration::from_secs(20))?;
+        let output = running.finish(STOP_TIMEOUT)?;
         ensure!(output.status.success(), "the agent ended with {}: {}", output.status, output.stderr.trim());
-        Ok(())
+        Ok(output.stderr)
     }
 
-    /// Whether anything of it is left in the file systems.
-    pub fn is_gone(&self) -> bool {
+    /// Whether the agent's pins have been removed.
+    pub fn is_removed(&self) -> bool {
         !self.pins.exists()
     }
 }
 
-impl Drop for Agent {
+impl Drop for AgentProcess {
     fn drop(&mut self) {
-        self.running = None;
+        if let Some(agent) = self.running.take().filter(|_| std::thread::panicking()) {
+            eprintln!("log of the agent:\n{}{}", agent.stdout(), agent.stderr());
+        }
         for path in [&self.pins, &self.dir] {
             if let Err(error) = fs::remove_dir_all(path)
                 && path.exists()
             {
-                eprintln!("lab: {} could not be removed: {error}", path.display());
+                eprintln!("harness: cannot remove {}: {error}", path.display());
             }
         }
     }
@@ -127,15 +183,15 @@ impl Drop for Agent {
 fn beeline() -> Result<PathBuf> {
     let own = std::env::current_exe().context("find this program")?;
     let path = own.with_file_name("beeline");
-    ensure!(path.exists(), "no agent at {}: run `cargo build --workspace` first", path.display());
+    ensure!(path.exists(), "no agent at {}: run `cargo build -p beeline` first", path.display());
     Ok(path)
 }
 
-/// Removes what programs left that were killed before they could.
-fn sweep(dir: &Path) {
+/// Removes the files of harness processes that were killed before they could clean up.
+fn remove_stale(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.parse::<u32>().ok());
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
             let _ = fs::remove_dir_all(entry.path());
         }

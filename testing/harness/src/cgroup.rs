@@ -1,7 +1,7 @@
-//! A private cgroup2, made below the host's mount and removed with all that was put into it.
+//! A private cgroup2, created below the host's mount and removed together with its processes.
 //!
-//! Programs of the project are attached here and nowhere else: at the root they would catch every socket of the
-//! machine, so the root is refused even by accident.
+//! Tests attach BPF programs to such a cgroup only. At the root they would affect every socket of the machine, so this
+//! module refuses the root.
 
 use std::{
     fs,
@@ -16,35 +16,39 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 const PREFIX: &str = "beeline-harness-";
-/// Removal is tried this often, `STEP` apart: a killed process leaves its cgroup only when it has been reaped.
-const TRIES: u32 = 400;
-const STEP: Duration = Duration::from_millis(5);
+/// Attempts to remove a cgroup. A killed process leaves its cgroup only when it has been reaped.
+const REMOVE_ATTEMPTS: u32 = 400;
+const REMOVE_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Exists as long as the value lives. Children are values of their own; a parent takes those that remain along.
+/// Exists as long as the value lives. Child cgroups are values of their own; dropping a parent removes its children
+/// too.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
 }
 
 impl Cgroup {
-    /// A new cgroup of this process, directly below the mount.
+    /// Creates a cgroup directly below the mount, named after this process.
     pub fn new() -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mount = mount()?;
-        sweep(&mount);
+        remove_stale(&mount);
         let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         Self::create(mount.join(name))
     }
 
-    /// A cgroup below this one; `name` may have several parts ("kubepods/burstable/pod-a").
+    /// Creates a cgroup below this one. `name` may have several parts ("kubepods/burstable/pod-a").
     pub fn child(&self, name: &str) -> Result<Self> {
-        ensure!(!name.is_empty() && !name.split('/').any(|part| matches!(part, "" | "." | "..")), "bad name {name:?}");
+        ensure!(
+            !name.is_empty() && !name.split('/').any(|part| matches!(part, "" | "." | "..")),
+            "bad cgroup name {name:?}"
+        );
         Self::create(self.path.join(name))
     }
 
     fn create(path: PathBuf) -> Result<Self> {
-        guard(&path)?;
-        fs::create_dir_all(&path).with_context(|| format!("make cgroup {}", path.display()))?;
+        require_ours(&path)?;
+        fs::create_dir_all(&path).with_context(|| format!("create cgroup {}", path.display()))?;
         Ok(Cgroup { path })
     }
 
@@ -52,17 +56,18 @@ impl Cgroup {
         &self.path
     }
 
-    /// What the kernel calls its cgroup id (`bpf_get_current_cgroup_id`): the inode of the directory.
+    /// The cgroup id (`bpf_get_current_cgroup_id`): the inode of the directory.
     pub fn id(&self) -> Result<u64> {
         Ok(fs::metadata(&self.path)?.ino())
     }
 
-    /// Moves a process in. Sockets belong to the cgroup in which they were made: those it already has stay outside.
+    /// Moves a process into the cgroup. A socket belongs to the cgroup in which it was created, so the sockets that the
+    /// process already has stay outside.
     pub fn join(&self, pid: u32) -> Result<()> {
         write_pid(&self.path, pid).with_context(|| format!("move process {pid} into {}", self.path.display()))
     }
 
-    /// Processes directly in it.
+    /// Processes directly in this cgroup, without those of its children.
     pub fn procs(&self) -> Vec<u32> {
         procs(&self.path)
     }
@@ -70,20 +75,20 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        if guard(&self.path).is_err() {
+        if require_ours(&self.path).is_err() {
             return;
         }
-        for _ in 0..TRIES {
+        for _ in 0..REMOVE_ATTEMPTS {
             if remove(&self.path) {
                 return;
             }
-            sleep(STEP);
+            sleep(REMOVE_INTERVAL);
         }
-        eprintln!("lab: cgroup {} could not be removed: processes {:?}", self.path.display(), self.procs());
+        eprintln!("harness: cgroup {} could not be removed: processes {:?}", self.path.display(), self.procs());
     }
 }
 
-/// Where this host has its cgroup2 (on a hybrid host that is not /sys/fs/cgroup).
+/// Mount point of cgroup2 on this machine. On a hybrid host it is not /sys/fs/cgroup.
 pub fn mount() -> Result<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
     match find_mount(&table) {
@@ -92,8 +97,8 @@ pub fn mount() -> Result<PathBuf> {
     }
 }
 
-/// In mountinfo the mount point is the fifth field, the type the first after " - ". The root of a hierarchy is
-/// preferred to a bind mount of a part of it.
+/// In mountinfo the mount point is the fifth field and the type is the first one after " - ". The root of a hierarchy
+/// is preferred to a bind mount of a subtree.
 fn find_mount(table: &str) -> Option<PathBuf> {
     let cgroup2 = |line: &str| {
         let (left, right) = line.split_once(" - ")?;
@@ -104,22 +109,22 @@ fn find_mount(table: &str) -> Option<PathBuf> {
     table.lines().filter_map(cgroup2).min().map(|(_, path)| path)
 }
 
-/// Refuses all that is not strictly below a cgroup that a lab made.
-fn guard(path: &Path) -> Result<()> {
+/// Refuses every path that is not a cgroup of the harness.
+fn require_ours(path: &Path) -> Result<()> {
     let mount = mount()?;
     let below = path.strip_prefix(&mount).with_context(|| format!("{} is outside {mount:?}", path.display()))?;
-    let ours = below.components().next().is_some_and(|part| part.as_os_str().to_string_lossy().starts_with(PREFIX));
-    ensure!(ours, "{} is not a cgroup of the lab", path.display());
+    let is_ours = below.components().next().is_some_and(|part| part.as_os_str().to_string_lossy().starts_with(PREFIX));
+    ensure!(is_ours, "{} is not a cgroup of the test harness", path.display());
     Ok(())
 }
 
-/// One try to empty and remove a tree, leaves first; true once it is gone.
+/// Tries once to empty and remove a cgroup tree, leaves first. Returns true once the tree is gone.
 fn remove(path: &Path) -> bool {
     let Ok(entries) = fs::read_dir(path) else { return !path.exists() };
     for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
         remove(&entry.path());
     }
-    // The directory is ours and membership passes on by fork alone, so all in here was put in by the lab.
+    // Membership is inherited by fork only, so the harness started every process in this cgroup.
     procs(path).into_iter().for_each(|pid| evict(path, pid));
     fs::remove_dir(path).is_ok() || !path.exists()
 }
@@ -128,7 +133,7 @@ fn evict(path: &Path, pid: u32) {
     let Some(known) = Pid::from_raw(pid as i32) else { return };
     if known == getpid() {
         let root = mount().map(|mount| write_pid(&mount, pid));
-        return drop(root); // Tests may join their own process; it goes back instead of dying.
+        return drop(root); // A test may join its own process; that process moves back to the root instead of being killed.
     }
     if procs(path).contains(&pid) {
         let _ = kill_process(known, Signal::KILL);
@@ -144,8 +149,8 @@ fn write_pid(path: &Path, pid: u32) -> std::io::Result<()> {
     fs::write(path.join("cgroup.procs"), pid.to_string())
 }
 
-/// Removes what labs left that were killed before they could: empty trees of processes that are no more.
-fn sweep(mount: &Path) {
+/// Removes the empty cgroups of harness processes that were killed before they could clean up.
+fn remove_stale(mount: &Path) {
     for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
@@ -161,7 +166,7 @@ fn remove_empty(path: &Path) {
             remove_empty(&entry.path());
         }
     }
-    let _ = fs::remove_dir(path); // Refused by the kernel while a process is inside.
+    let _ = fs::remove_dir(path); // The kernel refuses while a process is inside.
 }
 
 #[cfg(test)]
@@ -179,11 +184,11 @@ mod tests {
     }
 
     #[test]
-    fn refuses_the_root_and_strangers() {
+    fn refuses_the_root_and_foreign_cgroups() {
         let mount = mount().unwrap();
-        assert!(guard(&mount).is_err());
-        assert!(guard(&mount.join("system.slice")).is_err());
-        assert!(guard(Path::new("/tmp/beeline-harness-1-1")).is_err());
-        assert!(guard(&mount.join("beeline-harness-1-1")).is_ok());
+        assert!(require_ours(&mount).is_err());
+        assert!(require_ours(&mount.join("system.slice")).is_err());
+        assert!(require_ours(Path::new("/tmp/beeline-harness-1-1")).is_err());
+        assert!(require_ours(&mount.join("beeline-harness-1-1")).is_ok());
     }
 }

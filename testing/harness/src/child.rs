@@ -1,4 +1,5 @@
-//! The dialling child: reads ops, makes the calls, tells what came of them, until its stdin ends.
+//! The child process that makes socket calls: reads one request per line from stdin, makes the call, writes the
+//! response, and ends with its stdin.
 
 use std::{
     collections::HashMap,
@@ -8,27 +9,27 @@ use std::{
 };
 
 use crate::{
+    echo_server::{EchoServer, EchoService},
     errno::Errno,
-    op::{Op, Reply, Slot, Value},
-    serve::{Server, Service},
+    load::RunningLoad,
+    probe::RunningProbe,
+    protocol::{ChildRequest, ChildResponse, ChildValue, Slot},
     socket::{self, Socket},
-    storm::Storming,
-    watch::Watching,
 };
 
-/// Never returns: the child of a test binary must not go on to that binary's `main`.
+/// Does not return, because the child of a test binary must not run that binary's own `main`.
 pub fn main() -> ! {
     let mut state = State::default();
     for line in stdin().lock().lines() {
         let Ok(line) = line else { break };
-        let reply = match serde_json::from_str(&line) {
-            Ok(op) => state.answer(op),
+        let response = match serde_json::from_str(&line) {
+            Ok(request) => state.handle(request),
             Err(error) => {
-                eprintln!("harness-dial: {error} in {line}");
+                eprintln!("harness child: {error} in {line}");
                 std::process::exit(2);
             }
         };
-        let text = serde_json::to_string(&reply).expect("a reply is plain data");
+        let text = serde_json::to_string(&response).expect("a response always serializes");
         if writeln!(stdout(), "{text}").and_then(|()| stdout().flush()).is_err() {
             break;
         }
@@ -40,76 +41,86 @@ pub fn main() -> ! {
 struct State {
     sockets: HashMap<Slot, Arc<Socket>>,
     next: Slot,
-    servers: HashMap<Slot, Server>,
-    storm: Option<Storming>,
-    watches: HashMap<Slot, Watching>,
+    servers: HashMap<Slot, EchoServer>,
+    load: Option<RunningLoad>,
+    probes: HashMap<Slot, RunningProbe>,
 }
 
 impl State {
-    fn answer(&mut self, op: Op) -> Reply {
+    fn handle(&mut self, request: ChildRequest) -> ChildResponse {
         let start = Instant::now();
-        let result = self.run(op);
-        Reply { nanos: start.elapsed().as_nanos() as u64, result }
+        let result = self.run(request);
+        ChildResponse { nanos: start.elapsed().as_nanos() as u64, result }
     }
 
-    fn run(&mut self, op: Op) -> Result<Value, Errno> {
-        match op {
-            Op::Socket { family, sort } => {
+    fn run(&mut self, request: ChildRequest) -> Result<ChildValue, Errno> {
+        match request {
+            ChildRequest::Socket { family, socket_type } => {
                 self.next += 1;
-                self.sockets.insert(self.next, Arc::new(socket::open(family, sort)?));
-                Ok(Value::Slot(self.next))
+                self.sockets.insert(self.next, Arc::new(socket::open(family, socket_type)?));
+                Ok(ChildValue::Slot(self.next))
             }
-            Op::Close { slot } => self.sockets.remove(&slot).map(|_| Value::Done).ok_or(Errno::EBADF),
-            Op::Serve(service) => self.serve(service),
-            Op::Hits { slot } => self.servers.get(&slot).map(hits).ok_or(Errno::EBADF),
-            Op::ServeEnd { slot } => self.servers.remove(&slot).map(|_| Value::Done).ok_or(Errno::EBADF),
-            Op::Storm(storm) => {
-                self.storm = Some(storm.start());
-                Ok(Value::Done)
+            ChildRequest::Close { slot } => self.sockets.remove(&slot).map(|_| ChildValue::Done).ok_or(Errno::EBADF),
+            ChildRequest::Serve(service) => self.serve(service),
+            ChildRequest::ServerCounts { slot } => self.servers.get(&slot).map(counts).ok_or(Errno::EBADF),
+            ChildRequest::StopServer { slot } => {
+                self.servers.remove(&slot).map(|_| ChildValue::Done).ok_or(Errno::EBADF)
             }
-            Op::StormEnd { now } => self.storm.take().map(|storm| Value::Tally(storm.end(now))).ok_or(Errno::EINVAL),
-            Op::Watch { slot, watch } => {
-                self.watches.insert(slot, watch.start(self.socket(slot)?));
-                Ok(Value::Done)
+            ChildRequest::StartLoad(config) => {
+                self.load = Some(config.start());
+                Ok(ChildValue::Done)
             }
-            Op::WatchEnd { slot, ms } => {
-                let watch = self.watches.remove(&slot).ok_or(Errno::EINVAL)?;
-                Ok(Value::Watched(watch.end(ms)))
+            ChildRequest::StopLoad { now } => {
+                self.load.take().map(|load| ChildValue::LoadReport(load.stop(now))).ok_or(Errno::EINVAL)
             }
-            op => self.call(op),
+            ChildRequest::StartProbe { slot, config } => {
+                self.probes.insert(slot, config.start(self.socket(slot)?));
+                Ok(ChildValue::Done)
+            }
+            ChildRequest::StopProbe { slot, ms } => {
+                let probe = self.probes.remove(&slot).ok_or(Errno::EINVAL)?;
+                Ok(ChildValue::ProbeReport(probe.stop(ms)))
+            }
+            request => self.call(request),
         }
     }
 
-    fn serve(&mut self, service: Service) -> Result<Value, Errno> {
+    fn serve(&mut self, service: EchoService) -> Result<ChildValue, Errno> {
         let server = service.start_here().map_err(|error| {
-            eprintln!("harness-dial: {error:#}");
+            eprintln!("harness child: {error:#}");
             error.downcast::<std::io::Error>().map_or(Errno::EINVAL, Errno::from)
         })?;
         self.next += 1;
         self.servers.insert(self.next, server);
-        Ok(Value::Slot(self.next))
+        Ok(ChildValue::Slot(self.next))
     }
 
-    /// The ops that are one system call on one socket.
-    fn call(&self, op: Op) -> Result<Value, Errno> {
-        match op {
-            Op::Set { slot, setting } => self.socket(slot)?.set(setting).map(|()| Value::Done),
-            Op::Bind { slot, to } => self.socket(slot)?.bind(to).map(|()| Value::Done),
-            Op::Connect { slot, to, by } => self.socket(slot)?.connect(to, by).map(|()| Value::Done),
-            Op::Disconnect { slot } => self.socket(slot)?.disconnect().map(|()| Value::Done),
-            Op::Send { slot, to, bytes, by } => self.socket(slot)?.send(to, &bytes, by).map(Value::Count),
-            Op::FastOpen { slot, to, bytes } => self.socket(slot)?.fast_open(to, &bytes).map(Value::Count),
-            Op::Receive { slot, by } => {
-                let (from, bytes) = self.socket(slot)?.receive(by)?;
-                Ok(Value::Received { from, bytes })
+    /// Handles the requests that are one system call on one socket.
+    fn call(&self, request: ChildRequest) -> Result<ChildValue, Errno> {
+        match request {
+            ChildRequest::Set { slot, option } => self.socket(slot)?.set(option).map(|()| ChildValue::Done),
+            ChildRequest::Bind { slot, to } => self.socket(slot)?.bind(to).map(|()| ChildValue::Done),
+            ChildRequest::Connect { slot, to, method } => {
+                self.socket(slot)?.connect(to, method).map(|()| ChildValue::Done)
             }
-            Op::Poll { slot, write, ms } => {
+            ChildRequest::Disconnect { slot } => self.socket(slot)?.disconnect().map(|()| ChildValue::Done),
+            ChildRequest::Send { slot, to, bytes, method } => {
+                self.socket(slot)?.send(to, &bytes, method).map(ChildValue::Count)
+            }
+            ChildRequest::FastOpen { slot, to, bytes } => {
+                self.socket(slot)?.fast_open(to, &bytes).map(ChildValue::Count)
+            }
+            ChildRequest::Receive { slot, method } => {
+                let (from, bytes) = self.socket(slot)?.receive(method)?;
+                Ok(ChildValue::Received { from, bytes })
+            }
+            ChildRequest::Poll { slot, write, ms } => {
                 let (ready, error) = self.socket(slot)?.poll(write, ms)?;
-                Ok(Value::Ready { ready, error })
+                Ok(ChildValue::Ready { ready, error })
             }
-            Op::Peer { slot } => self.socket(slot)?.peer().map(Value::Address),
-            Op::Local { slot } => self.socket(slot)?.local().map(Value::Address),
-            Op::Cookie { slot } => self.socket(slot)?.cookie().map(Value::Cookie),
+            ChildRequest::Peer { slot } => self.socket(slot)?.peer().map(ChildValue::Address),
+            ChildRequest::Local { slot } => self.socket(slot)?.local().map(ChildValue::Address),
+            ChildRequest::Cookie { slot } => self.socket(slot)?.cookie().map(ChildValue::Cookie),
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -119,6 +130,10 @@ impl State {
     }
 }
 
-fn hits(server: &Server) -> Value {
-    Value::Hits { connections: server.connections(), requests: server.requests(), datagrams: server.datagrams() }
+fn counts(server: &EchoServer) -> ChildValue {
+    ChildValue::ServerCounts {
+        connections: server.connections(),
+        requests: server.requests(),
+        datagrams: server.datagrams(),
+    }
 }

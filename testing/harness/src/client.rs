@@ -1,4 +1,4 @@
-//! This side of a dialling child: sockets in another namespace and cgroup, used as if they were here.
+//! The parent's side of a child process: sockets in another namespace and cgroup, used as if they were local.
 
 mod socket;
 
@@ -13,23 +13,23 @@ use anyhow::{Context, anyhow};
 pub use self::socket::Socket;
 use crate::{
     cgroup::Cgroup,
+    echo_server::EchoService,
     errno::Errno,
-    netns::Namespace,
-    op::{Family, Op, Reply, Slot, Sort, Value},
-    serve::Service,
-    spawn::Program,
-    storm::{Storm, Tally},
+    load::{LoadConfig, LoadReport},
+    netns::NetworkNamespace,
+    program::TestProgram,
+    protocol::{ChildRequest, ChildResponse, ChildValue, Slot, SocketFamily, SocketType},
 };
 
-/// In the environment of a program that links this crate: be a dialling child instead.
-pub(crate) const CHILD: &str = "BEELINE_LAB_CHILD";
+/// Environment variable that turns any program that links this crate into a child process of the harness.
+pub(crate) const CHILD: &str = "BEELINE_HARNESS_CHILD";
 
-/// What a call in the child came to. Tests look at the errno; trouble with the child itself is no errno.
+/// A failed call: an errno from the kernel, or a failure of the child process itself.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     #[error("{step}: {errno}")]
     Os { step: &'static str, errno: Errno },
-    #[error("dialling child: {0:#}")]
+    #[error("harness child process: {0:#}")]
     Child(#[from] anyhow::Error),
 }
 
@@ -44,7 +44,7 @@ impl CallError {
 
 type Result<T> = std::result::Result<T, CallError>;
 
-/// A process in a namespace and a cgroup that makes socket calls for us; killed and reaped on drop.
+/// A process in a namespace and a cgroup that makes socket calls on request. It is killed and reaped on drop.
 #[derive(Debug)]
 pub struct Client {
     child: Child,
@@ -52,8 +52,8 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn start(namespace: Option<&Namespace>, cgroup: Option<&Cgroup>) -> anyhow::Result<Self> {
-        let mut child = Program::new("/proc/self/exe", namespace, cgroup)?.env(CHILD, "1").spawn_piped()?;
+    pub fn start(namespace: Option<&NetworkNamespace>, cgroup: Option<&Cgroup>) -> anyhow::Result<Self> {
+        let mut child = TestProgram::new("/proc/self/exe", namespace, cgroup)?.env(CHILD, "1").spawn_piped()?;
         let stdin = child.stdin.take().context("stdin is piped")?;
         let stdout = BufReader::new(child.stdout.take().context("stdout is piped")?);
         Ok(Client { child, pipes: Mutex::new((stdin, stdout)) })
@@ -63,61 +63,62 @@ impl Client {
         self.child.id()
     }
 
-    pub fn call(&self, step: &'static str, op: &Op) -> Result<(Value, u64)> {
-        let reply = self.exchange(op).with_context(|| format!("{step} ({op:?})"))?;
-        reply.result.map(|value| (value, reply.nanos)).map_err(|errno| CallError::Os { step, errno })
+    pub fn call(&self, step: &'static str, request: &ChildRequest) -> Result<(ChildValue, u64)> {
+        let response = self.exchange(request).with_context(|| format!("{step} ({request:?})"))?;
+        response.result.map(|value| (value, response.nanos)).map_err(|errno| CallError::Os { step, errno })
     }
 
-    fn exchange(&self, op: &Op) -> anyhow::Result<Reply> {
+    fn exchange(&self, request: &ChildRequest) -> anyhow::Result<ChildResponse> {
         let mut pipes = self.pipes.lock().expect("no panic while held");
         let (stdin, stdout) = &mut *pipes;
-        writeln!(stdin, "{}", serde_json::to_string(op)?)?;
+        writeln!(stdin, "{}", serde_json::to_string(request)?)?;
         let mut line = String::new();
         stdout.read_line(&mut line)?;
-        serde_json::from_str(&line).with_context(|| format!("the child said {line:?}"))
+        serde_json::from_str(&line).with_context(|| format!("unexpected response from the harness child: {line:?}"))
     }
 
-    pub fn socket(&self, family: Family, sort: Sort) -> Result<Socket<'_>> {
-        match self.call("socket", &Op::Socket { family, sort })? {
-            (Value::Slot(slot), _) => Ok(Socket { client: self, slot }),
-            other => Err(odd(other)),
+    pub fn socket(&self, family: SocketFamily, socket_type: SocketType) -> Result<Socket<'_>> {
+        match self.call("socket", &ChildRequest::Socket { family, socket_type })? {
+            (ChildValue::Slot(slot), _) => Ok(Socket { client: self, slot }),
+            other => Err(unexpected(other)),
         }
     }
 
-    pub fn tcp(&self, family: Family) -> Result<Socket<'_>> {
-        self.socket(family, Sort::Tcp)
+    pub fn tcp(&self, family: SocketFamily) -> Result<Socket<'_>> {
+        self.socket(family, SocketType::Tcp)
     }
 
-    pub fn udp(&self, family: Family) -> Result<Socket<'_>> {
-        self.socket(family, Sort::Udp)
+    pub fn udp(&self, family: SocketFamily) -> Result<Socket<'_>> {
+        self.socket(family, SocketType::Udp)
     }
 
-    /// Serves from the child: its replies pass the hooks of its cgroup, as those of a real pod do.
-    pub fn serve(&self, service: Service) -> Result<Served<'_>> {
-        match self.call("serve", &Op::Serve(service))? {
-            (Value::Slot(slot), _) => Ok(Served { client: self, slot }),
-            other => Err(odd(other)),
+    /// Serves from the child process: its replies pass the hooks of its cgroup, as those of a real pod do.
+    pub fn serve(&self, service: EchoService) -> Result<ChildServer<'_>> {
+        match self.call("serve", &ChildRequest::Serve(service))? {
+            (ChildValue::Slot(slot), _) => Ok(ChildServer { client: self, slot }),
+            other => Err(unexpected(other)),
         }
     }
 
-    /// Begins to dial in the background; `storm_end` or `storm_wait` gives the tally. One storm per client at a time.
-    pub fn storm(&self, storm: Storm) -> Result<()> {
-        self.call("storm", &Op::Storm(storm)).map(drop)
+    /// Starts to dial in the background. `stop_load` or `finish_load` returns the report. A client runs one load at a
+    /// time.
+    pub fn start_load(&self, config: LoadConfig) -> Result<()> {
+        self.call("load", &ChildRequest::StartLoad(config)).map(drop)
     }
 
-    pub fn storm_end(&self) -> Result<Tally> {
-        self.tally(true)
+    pub fn stop_load(&self) -> Result<LoadReport> {
+        self.load_report(true)
     }
 
-    /// Lets the storm reach its own limit.
-    pub fn storm_wait(&self) -> Result<Tally> {
-        self.tally(false)
+    /// Waits until the load has reached its own limit.
+    pub fn finish_load(&self) -> Result<LoadReport> {
+        self.load_report(false)
     }
 
-    fn tally(&self, now: bool) -> Result<Tally> {
-        match self.call("storm", &Op::StormEnd { now })? {
-            (Value::Tally(tally), _) => Ok(tally),
-            other => Err(odd(other)),
+    fn load_report(&self, now: bool) -> Result<LoadReport> {
+        match self.call("load", &ChildRequest::StopLoad { now })? {
+            (ChildValue::LoadReport(report), _) => Ok(report),
+            other => Err(unexpected(other)),
         }
     }
 }
@@ -129,29 +130,31 @@ impl Drop for Client {
     }
 }
 
-/// A server in a child; stopped on drop.
+/// An echo server in a child process; stopped on drop.
 #[derive(Debug)]
-pub struct Served<'c> {
+pub struct ChildServer<'c> {
     client: &'c Client,
     slot: Slot,
 }
 
-impl Served<'_> {
-    /// TCP connections accepted, TCP requests answered, UDP datagrams answered.
-    pub fn hits(&self) -> Result<(u64, u64, u64)> {
-        match self.client.call("hits", &Op::Hits { slot: self.slot })? {
-            (Value::Hits { connections, requests, datagrams }, _) => Ok((connections, requests, datagrams)),
-            other => Err(odd(other)),
+impl ChildServer<'_> {
+    /// Accepted TCP connections, answered TCP requests, answered UDP datagrams.
+    pub fn counts(&self) -> Result<(u64, u64, u64)> {
+        match self.client.call("counts", &ChildRequest::ServerCounts { slot: self.slot })? {
+            (ChildValue::ServerCounts { connections, requests, datagrams }, _) => {
+                Ok((connections, requests, datagrams))
+            }
+            other => Err(unexpected(other)),
         }
     }
 }
 
-impl Drop for Served<'_> {
+impl Drop for ChildServer<'_> {
     fn drop(&mut self) {
-        let _ = self.client.exchange(&Op::ServeEnd { slot: self.slot });
+        let _ = self.client.exchange(&ChildRequest::StopServer { slot: self.slot });
     }
 }
 
-fn odd(reply: (Value, u64)) -> CallError {
-    anyhow!("unexpected reply {reply:?}").into()
+fn unexpected(response: (ChildValue, u64)) -> CallError {
+    anyhow!("unexpected response {response:?}").into()
 }

@@ -1,4 +1,5 @@
-//! Whole dials, made of the single calls of a `Client`: every way in which a program can reach an address.
+//! Complete dials, built from the single calls of a `Client`: one kind for every way in which a program reaches an
+//! address.
 
 use std::net::SocketAddr;
 
@@ -7,24 +8,24 @@ use anyhow::Result;
 use crate::{
     client::{CallError, Client, Socket},
     errno::Errno,
-    identity::{Identity, mapped},
-    op::{By, Family, Setting, Sort},
+    identity::{ServerIdentity, mapped},
+    protocol::{CallMethod, SocketFamily, SocketOption, SocketType},
 };
 
-const ASK: &[u8] = b"who\n";
-const ASK_HTTP: &[u8] = b"GET / HTTP/1.1\r\nHost: demo\r\n\r\n";
+const REQUEST: &[u8] = b"who\n";
+const HTTP_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: demo\r\n\r\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DialKind {
     Tcp,
-    /// connect gives EINPROGRESS, poll, and connect once more (which tells the end of the first).
+    /// connect returns EINPROGRESS, then poll, then a second connect that returns the result of the first.
     TcpNonblocking,
-    /// connect on a socket that is already connected; the errno of the second is EISCONN.
+    /// A second connect on a connected socket, which fails with EISCONN.
     TcpTwice,
     TcpUring,
     /// sendto with MSG_FASTOPEN.
     FastOpenSend,
-    /// TCP_FASTOPEN_CONNECT: connect returns at once, the first send dials.
+    /// TCP_FASTOPEN_CONNECT: connect returns at once and the first send dials.
     FastOpenConnect,
     Mptcp,
     UdpConnected,
@@ -34,115 +35,127 @@ pub enum Kind {
     /// sendmsg, recvmsg.
     UdpSendMsg,
     UdpUring,
-    /// An ICMP echo from a connected datagram socket, and from a raw one: nobody answers with an identity.
+    /// An ICMP echo from a connected datagram socket. The answer contains no server name.
     Ping,
+    /// An ICMP echo from a raw socket. The answer contains no server name.
     Raw,
 }
 
-impl Kind {
-    pub const TCP: [Kind; 6] =
-        [Kind::Tcp, Kind::TcpNonblocking, Kind::TcpUring, Kind::FastOpenSend, Kind::FastOpenConnect, Kind::Mptcp];
-    pub const UDP: [Kind; 5] =
-        [Kind::UdpConnected, Kind::UdpConnectedUring, Kind::UdpSendTo, Kind::UdpSendMsg, Kind::UdpUring];
+impl DialKind {
+    pub const TCP: [DialKind; 6] = [
+        DialKind::Tcp,
+        DialKind::TcpNonblocking,
+        DialKind::TcpUring,
+        DialKind::FastOpenSend,
+        DialKind::FastOpenConnect,
+        DialKind::Mptcp,
+    ];
+    pub const UDP: [DialKind; 5] = [
+        DialKind::UdpConnected,
+        DialKind::UdpConnectedUring,
+        DialKind::UdpSendTo,
+        DialKind::UdpSendMsg,
+        DialKind::UdpUring,
+    ];
 
-    fn sort(self) -> Sort {
+    fn socket_type(self) -> SocketType {
         match self {
-            Kind::Mptcp => Sort::Mptcp,
-            Kind::Ping => Sort::Ping,
-            Kind::Raw => Sort::Raw,
-            kind if Kind::UDP.contains(&kind) => Sort::Udp,
-            _ => Sort::Tcp,
+            DialKind::Mptcp => SocketType::Mptcp,
+            DialKind::Ping => SocketType::Ping,
+            DialKind::Raw => SocketType::Raw,
+            kind if DialKind::UDP.contains(&kind) => SocketType::Udp,
+            _ => SocketType::Tcp,
         }
     }
 
-    fn by(self) -> By {
+    fn method(self) -> CallMethod {
         match self {
-            Kind::TcpUring | Kind::UdpConnectedUring | Kind::UdpUring => By::Uring,
-            Kind::UdpSendMsg => By::Message,
-            _ => By::Call,
+            DialKind::TcpUring | DialKind::UdpConnectedUring | DialKind::UdpUring => CallMethod::Uring,
+            DialKind::UdpSendMsg => CallMethod::Message,
+            _ => CallMethod::Call,
         }
     }
 }
 
-/// What to dial, and from what kind of socket.
+/// The address to dial and the kind of socket call.
 #[derive(Clone, Debug)]
-pub struct Dial {
-    pub kind: Kind,
+pub struct DialRequest {
+    pub kind: DialKind,
     pub to: SocketAddr,
-    ask: &'static [u8],
+    request: &'static [u8],
     bind: Option<SocketAddr>,
-    settings: Vec<Setting>,
+    options: Vec<SocketOption>,
 }
 
-impl Dial {
-    pub fn new(kind: Kind, to: SocketAddr) -> Self {
-        Dial { kind, to, ask: ASK, bind: None, settings: Vec::new() }
+impl DialRequest {
+    pub fn new(kind: DialKind, to: SocketAddr) -> Self {
+        DialRequest { kind, to, request: REQUEST, bind: None, options: Vec::new() }
     }
 
-    /// Asks by an HTTP request.
+    /// Sends an HTTP request instead of a bare line.
     pub fn http(self) -> Self {
-        Dial { ask: ASK_HTTP, ..self }
+        DialRequest { request: HTTP_REQUEST, ..self }
     }
 
-    /// IPv4 through an AF_INET6 socket.
+    /// Dials IPv4 through an AF_INET6 socket.
     pub fn mapped(mut self) -> Self {
         self.to = mapped(self.to);
         self
     }
 
-    /// Bound to this address before the dial (loopback, another of the host's addresses).
+    /// Binds the socket to this address before the dial, such as loopback or another address of the host.
     pub fn bound(mut self, address: SocketAddr) -> Self {
         self.bind = Some(address);
         self
     }
 
     pub fn device(mut self, name: &str) -> Self {
-        self.settings.push(Setting::Device(name.into()));
+        self.options.push(SocketOption::Device(name.into()));
         self
     }
 
-    /// How long each call may take; 2 s unless set.
-    pub fn patience_ms(mut self, ms: u64) -> Self {
-        self.settings.push(Setting::TimeoutMs(ms));
+    /// Time limit of each call in milliseconds; 2000 unless set.
+    pub fn timeout_ms(mut self, ms: u64) -> Self {
+        self.options.push(SocketOption::TimeoutMs(ms));
         self
     }
 }
 
-/// What came of a dial. Addresses are as the socket shows them: mapped ones stay mapped.
+/// Result of a dial. Addresses are as the socket reports them: IPv4-mapped ones stay mapped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// The call that failed, and how; what was learned before it is kept.
+pub struct DialOutcome {
+    /// The call that failed and its errno. The other fields keep what was known before the failure.
     pub error: Option<(&'static str, Errno)>,
     pub local: Option<SocketAddr>,
-    /// getpeername; None on an unconnected socket.
+    /// getpeername(); None on an unconnected socket.
     pub peer: Option<SocketAddr>,
-    /// The source that recvfrom or recvmsg named.
+    /// The source address that recvfrom or recvmsg reported.
     pub from: Option<SocketAddr>,
-    pub answer: Option<Identity>,
-    /// Of the call that dialled: connect, or the send of an unconnected socket.
+    pub answer: Option<ServerIdentity>,
+    /// Duration of the call that dialled: connect, or the send of an unconnected socket.
     pub nanos: u64,
 }
 
-impl Outcome {
+impl DialOutcome {
     pub fn errno(&self) -> Option<Errno> {
         self.error.map(|(_, errno)| errno)
     }
 
-    /// The address that answered: what the dial became.
-    pub fn at(&self) -> Option<SocketAddr> {
-        self.answer.as_ref().map(|answer| answer.at)
+    /// The address of the server that answered.
+    pub fn server_address(&self) -> Option<SocketAddr> {
+        self.answer.as_ref().map(|answer| answer.address)
     }
 
-    /// The name of the server that answered, "" if none did.
+    /// The name of the server that answered, or "" if none did.
     pub fn name(&self) -> &str {
         self.answer.as_ref().map_or("", |answer| &answer.name)
     }
 }
 
 impl Client {
-    /// Dials and asks who answers. An errno is an outcome; an error is trouble with the lab.
-    pub fn dial(&self, dial: &Dial) -> Result<Outcome> {
-        let mut outcome = Outcome::default();
+    /// Dials and requests the server's name. An errno is part of the outcome; an error means that the harness failed.
+    pub fn dial(&self, dial: &DialRequest) -> Result<DialOutcome> {
+        let mut outcome = DialOutcome::default();
         match self.attempt(dial, &mut outcome) {
             Err(CallError::Os { step, errno }) => outcome.error = Some((step, errno)),
             Err(CallError::Child(error)) => return Err(error),
@@ -151,54 +164,56 @@ impl Client {
         Ok(outcome)
     }
 
-    fn attempt(&self, dial: &Dial, outcome: &mut Outcome) -> Result<(), CallError> {
-        let socket = self.socket(Family::of(dial.to), dial.kind.sort())?;
-        dial.settings.iter().try_for_each(|setting| socket.set(setting.clone()))?;
+    fn attempt(&self, dial: &DialRequest, outcome: &mut DialOutcome) -> Result<(), CallError> {
+        let socket = self.socket(SocketFamily::of(dial.to), dial.kind.socket_type())?;
+        dial.options.iter().try_for_each(|option| socket.set(option.clone()))?;
         dial.bind.map_or(Ok(()), |address| socket.bind(address))?;
-        outcome.nanos = reach(&socket, dial)?;
-        // Asked before the answer: a dial whose answer is lost still tells whom it believes to talk to.
+        outcome.nanos = send_request(&socket, dial)?;
+        // Read before the answer, so that a dial whose answer is lost still reports its peer.
         outcome.local = socket.local().ok();
         outcome.peer = socket.peer().ok();
-        let (from, bytes) = socket.receive_by(dial.kind.by())?;
+        let (from, bytes) = socket.receive_with(dial.kind.method())?;
         outcome.from = from;
         outcome.answer = body(&String::from_utf8_lossy(&bytes)).parse().ok();
         Ok(())
     }
 }
 
-/// Of an HTTP response; any other answer is all body.
+/// The body of an HTTP response. Any other answer is returned as it is.
 fn body(answer: &str) -> &str {
     answer.split_once("\r\n\r\n").map_or(answer, |(_, body)| body)
 }
 
-/// Up to and including the request.
-fn reach(socket: &Socket<'_>, dial: &Dial) -> Result<u64, CallError> {
-    let (to, by) = (dial.to, dial.kind.by());
+/// Dials and sends the request. Returns the duration of the dialling call in nanoseconds.
+fn send_request(socket: &Socket<'_>, dial: &DialRequest) -> Result<u64, CallError> {
+    let (to, method) = (dial.to, dial.kind.method());
     match dial.kind {
-        Kind::FastOpenSend => return socket.fast_open(to, dial.ask),
-        Kind::UdpSendTo | Kind::UdpSendMsg | Kind::UdpUring => return socket.send_by(Some(to), dial.ask, by),
-        Kind::FastOpenConnect => socket.set(Setting::FastOpenConnect)?,
+        DialKind::FastOpenSend => return socket.fast_open(to, dial.request),
+        DialKind::UdpSendTo | DialKind::UdpSendMsg | DialKind::UdpUring => {
+            return socket.send_with(Some(to), dial.request, method);
+        }
+        DialKind::FastOpenConnect => socket.set(SocketOption::FastOpenConnect)?,
         _ => {}
     }
     let nanos = match dial.kind {
-        Kind::TcpNonblocking => nonblocking(socket, to)?,
-        _ => socket.connect_by(to, by)?,
+        DialKind::TcpNonblocking => connect_nonblocking(socket, to)?,
+        _ => socket.connect_with(to, method)?,
     };
-    if dial.kind == Kind::TcpTwice {
+    if dial.kind == DialKind::TcpTwice {
         socket.connect(to)?;
     }
     match dial.kind {
-        Kind::Ping | Kind::Raw => socket.send(echo(to))?,
-        _ => socket.send_by(None, dial.ask, by)?,
+        DialKind::Ping | DialKind::Raw => socket.send(echo_request(to))?,
+        _ => socket.send_with(None, dial.request, method)?,
     };
     Ok(nanos)
 }
 
-fn nonblocking(socket: &Socket<'_>, to: SocketAddr) -> Result<u64, CallError> {
-    socket.set(Setting::Nonblocking(true))?;
+fn connect_nonblocking(socket: &Socket<'_>, to: SocketAddr) -> Result<u64, CallError> {
+    socket.set(SocketOption::Nonblocking(true))?;
     match socket.connect(to) {
         Err(error) if error.errno() == Some(Errno::EINPROGRESS) => {}
-        other => return other, // A refusal by a hook comes at once.
+        other => return other, // A hook refuses without EINPROGRESS.
     }
     match socket.poll(true, 2000)? {
         (_, Some(errno)) => return Err(CallError::Os { step: "connect", errno }),
@@ -206,12 +221,12 @@ fn nonblocking(socket: &Socket<'_>, to: SocketAddr) -> Result<u64, CallError> {
         (true, None) => {}
     }
     let nanos = socket.connect(to)?;
-    socket.set(Setting::Nonblocking(false))?;
+    socket.set(SocketOption::Nonblocking(false))?;
     Ok(nanos)
 }
 
-/// An ICMP echo request. The checksum of v4 is right for these very bytes (a raw socket sends them as they are);
-/// a ping socket overwrites it and the id, and the kernel fills in that of v6.
-fn echo(to: SocketAddr) -> [u8; 8] {
+/// An ICMP echo request. The IPv4 checksum matches these bytes, because a raw socket sends them unchanged. A ping
+/// socket overwrites the checksum and the id, and the kernel fills in the IPv6 checksum.
+fn echo_request(to: SocketAddr) -> [u8; 8] {
     if to.is_ipv4() { [8, 0, 0xf7, 0xfd, 0, 1, 0, 1] } else { [128, 0, 0, 0, 0, 1, 0, 1] }
 }

@@ -1,4 +1,4 @@
-//! An error number that survives JSON and prints as its name: tests compare the exact errno, people read it.
+//! An errno that serializes as a number and prints as its C name.
 
 use std::{fmt, io};
 
@@ -13,7 +13,7 @@ macro_rules! names {
         impl Errno {
             $(pub const $name: Errno = Errno(libc::$name);)*
 
-            /// The C name, or "" for a number that no dial is known to give.
+            /// The C name, or "" for a number that is not in the list below.
             pub fn name(self) -> &'static str {
                 match self.0 {
                     $(libc::$name => stringify!($name),)*
@@ -80,7 +80,7 @@ impl From<rustix::io::Errno> for Errno {
 }
 
 impl From<io::Error> for Errno {
-    /// An error that the library made up itself (bad address, short write) has no number: EINVAL says "your call".
+    /// An error without an OS error number (bad address, short write) becomes EINVAL.
     fn from(error: io::Error) -> Self {
         Errno(error.raw_os_error().unwrap_or(libc::EINVAL))
     }

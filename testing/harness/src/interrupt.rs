@@ -1,5 +1,5 @@
-//! Ctrl-C as an error instead of an end: what was made is removed by the values that own it, and they are only dropped
-//! if the process goes on.
+//! Turns Ctrl-C into an error. Namespaces and cgroups are removed when their values are dropped, which needs a process
+//! that unwinds instead of being killed.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -10,23 +10,23 @@ use anyhow::{Result, ensure};
 
 use crate::sys;
 
-static SEEN: AtomicBool = AtomicBool::new(false);
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// To be called first in `main`, before any other thread is there.
-pub fn catch() {
-    let wait = sys::hold_signals(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
+/// Blocks the signals. Call this first in `main`, before any other thread exists.
+pub fn install_handler() {
+    let wait = sys::block_signals(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
     thread::spawn(move || {
         wait();
-        SEEN.store(true, Ordering::Relaxed);
+        INTERRUPTED.store(true, Ordering::Relaxed);
     });
 }
 
-/// An error once a signal has come.
+/// Returns an error once a signal has arrived.
 pub fn check() -> Result<()> {
-    ensure!(!seen(), "interrupted");
+    ensure!(!was_interrupted(), "interrupted");
     Ok(())
 }
 
-pub fn seen() -> bool {
-    SEEN.load(Ordering::Relaxed)
+pub fn was_interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
 }

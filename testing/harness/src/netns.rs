@@ -1,5 +1,4 @@
-//! One network namespace with a name (`bl<pid>-<n>-<what>`), so that `ip netns exec` can be used to look into it
-//! while a test stands still.
+//! A named network namespace (`bl<pid>-<n>-<what>`). The name allows `ip netns exec` into it while a test is paused.
 
 use std::{
     fs::{self, File},
@@ -14,25 +13,25 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const DIR: &str = "/run/netns";
 
-/// Exists as long as the value lives (sockets that are still open keep the kernel's part alive, but nameless).
+/// Exists as long as the value lives. Sockets that are still open afterwards keep the namespace alive without its name.
 #[derive(Debug)]
-pub struct Namespace {
+pub struct NetworkNamespace {
     name: String,
     file: File,
 }
 
-impl Namespace {
+impl NetworkNamespace {
     pub(crate) fn create(name: String) -> Result<Self> {
         ip(None, &format!("netns add {name}\n"))?;
         let file = File::open(Path::new(DIR).join(&name)).inspect_err(|_| delete(&name))?;
-        Ok(Namespace { name, file })
+        Ok(NetworkNamespace { name, file })
     }
 
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the kernel calls `net->ns.inum`, and `lsns` shows.
+    /// The inode of the namespace, as `lsns` shows it.
     pub fn inode(&self) -> Result<u64> {
         Ok(self.file.metadata()?.ino())
     }
@@ -41,7 +40,7 @@ impl Namespace {
         Ok(self.file.try_clone()?)
     }
 
-    /// Runs `work` inside, in a thread of its own: sockets made there belong to this namespace for good.
+    /// Runs `work` inside the namespace, in a thread of its own. Sockets created there stay in this namespace.
     pub fn run_in<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let inside = || -> Result<T> {
             move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
@@ -52,7 +51,7 @@ impl Namespace {
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Settings below /proc/sys/net, which show the namespace of the thread that opens them.
+    /// Writes settings below /proc/sys/net, which belong to the namespace of the thread that opens them.
     pub fn sysctl(&self, settings: &[(&str, &str)]) -> Result<()> {
         self.run_in(|| {
             for (name, value) in settings {
@@ -63,13 +62,13 @@ impl Namespace {
         })?
     }
 
-    /// Lines for `ip -batch`, run inside.
+    /// Runs `ip -batch` with these lines inside the namespace.
     pub fn ip(&self, lines: &str) -> Result<()> {
         ip(Some(&self.name), lines)
     }
 }
 
-impl Drop for Namespace {
+impl Drop for NetworkNamespace {
     fn drop(&mut self) {
         delete(&self.name);
     }
@@ -77,7 +76,7 @@ impl Drop for Namespace {
 
 fn delete(name: &str) {
     if let Err(error) = ip(None, &format!("netns del {name}\n")) {
-        eprintln!("lab: network namespace {name} could not be removed: {error:#}");
+        eprintln!("harness: network namespace {name} could not be removed: {error:#}");
     }
 }
 
@@ -98,13 +97,13 @@ fn ip(namespace: Option<&str>, lines: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes what labs left that were killed before they could: the names of processes that are no more.
-pub fn sweep() {
+/// Removes the namespaces of harness processes that were killed before they could clean up.
+pub fn remove_stale() {
     for entry in fs::read_dir(DIR).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let owner = name.strip_prefix("bl").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            let _ = ip(None, &format!("netns del {name}\n")); // Another lab may sweep at the same time.
+            let _ = ip(None, &format!("netns del {name}\n")); // Another test may remove it at the same time.
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The child's sockets: thin calls that give the exact errno.
+//! Sockets of a child process: thin wrappers around the system calls that return the exact errno.
 
 use std::{io::IoSlice, io::IoSliceMut, net::SocketAddr, time::Duration};
 
@@ -10,40 +10,40 @@ use socket2::{Domain, Protocol, Type};
 
 use crate::{
     errno::Errno,
-    op::{By, Family, Setting, Sort},
+    protocol::{CallMethod, SocketFamily, SocketOption, SocketType},
     sys,
 };
 
-/// No call waits longer than this unless told to: a lost packet must fail a test, not hang it.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time limit of a call unless the caller sets one. A lost packet must fail a test, not hang it.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) struct Socket(socket2::Socket);
 
-pub(crate) fn open(family: Family, sort: Sort) -> Result<Socket, Errno> {
+pub(crate) fn open(family: SocketFamily, socket_type: SocketType) -> Result<Socket, Errno> {
     let (domain, icmp) = match family {
-        Family::V4 => (Domain::IPV4, Protocol::ICMPV4),
-        Family::V6 => (Domain::IPV6, Protocol::ICMPV6),
+        SocketFamily::V4 => (Domain::IPV4, Protocol::ICMPV4),
+        SocketFamily::V6 => (Domain::IPV6, Protocol::ICMPV6),
     };
-    let (kind, protocol) = match sort {
-        Sort::Tcp => (Type::STREAM, Protocol::TCP),
-        Sort::Mptcp => (Type::STREAM, Protocol::MPTCP),
-        Sort::Udp => (Type::DGRAM, Protocol::UDP),
-        Sort::Ping => (Type::DGRAM, icmp),
-        Sort::Raw => (Type::RAW, icmp),
+    let (kind, protocol) = match socket_type {
+        SocketType::Tcp => (Type::STREAM, Protocol::TCP),
+        SocketType::Mptcp => (Type::STREAM, Protocol::MPTCP),
+        SocketType::Udp => (Type::DGRAM, Protocol::UDP),
+        SocketType::Ping => (Type::DGRAM, icmp),
+        SocketType::Raw => (Type::RAW, icmp),
     };
     let socket = Socket(socket2::Socket::new(domain, kind, Some(protocol))?);
-    socket.set(Setting::TimeoutMs(PATIENCE.as_millis() as u64))?;
+    socket.set(SocketOption::TimeoutMs(DEFAULT_TIMEOUT.as_millis() as u64))?;
     Ok(socket)
 }
 
 impl Socket {
-    pub fn set(&self, setting: Setting) -> Result<(), Errno> {
-        match setting {
-            Setting::Device(name) => self.0.bind_device(Some(name.as_bytes()))?,
-            Setting::FastOpenConnect => sys::fastopen_connect(&self.0)?,
-            Setting::Linger0 => self.0.set_linger(Some(Duration::ZERO))?,
-            Setting::Nonblocking(on) => self.0.set_nonblocking(on)?,
-            Setting::TimeoutMs(ms) => {
+    pub fn set(&self, option: SocketOption) -> Result<(), Errno> {
+        match option {
+            SocketOption::Device(name) => self.0.bind_device(Some(name.as_bytes()))?,
+            SocketOption::FastOpenConnect => sys::fastopen_connect(&self.0)?,
+            SocketOption::Linger0 => self.0.set_linger(Some(Duration::ZERO))?,
+            SocketOption::Nonblocking(on) => self.0.set_nonblocking(on)?,
+            SocketOption::TimeoutMs(ms) => {
                 self.0.set_read_timeout(Some(Duration::from_millis(ms)))?;
                 self.0.set_write_timeout(Some(Duration::from_millis(ms)))?;
             }
@@ -51,18 +51,18 @@ impl Socket {
         Ok(())
     }
 
-    fn patience(&self) -> Result<Duration, Errno> {
-        Ok(self.0.read_timeout()?.unwrap_or(PATIENCE))
+    fn timeout(&self) -> Result<Duration, Errno> {
+        Ok(self.0.read_timeout()?.unwrap_or(DEFAULT_TIMEOUT))
     }
 
     pub fn bind(&self, to: SocketAddr) -> Result<(), Errno> {
         Ok(self.0.bind(&to.into())?)
     }
 
-    pub fn connect(&self, to: SocketAddr, by: By) -> Result<(), Errno> {
-        match by {
-            By::Uring => Ok(sys::uring_connect(&self.0, &to.into(), self.patience()?)?),
-            By::Call | By::Message => Ok(self.0.connect(&to.into())?),
+    pub fn connect(&self, to: SocketAddr, method: CallMethod) -> Result<(), Errno> {
+        match method {
+            CallMethod::Uring => Ok(sys::uring_connect(&self.0, &to.into(), self.timeout()?)?),
+            CallMethod::Call | CallMethod::Message => Ok(self.0.connect(&to.into())?),
         }
     }
 
@@ -70,12 +70,14 @@ impl Socket {
         Ok(rustix::net::connect_unspec(&self.0)?)
     }
 
-    pub fn send(&self, to: Option<SocketAddr>, bytes: &[u8], by: By) -> Result<usize, Errno> {
-        match (by, to) {
-            (By::Call, None) => Ok(self.0.send(bytes)?),
-            (By::Call, Some(to)) => Ok(self.0.send_to(bytes, &to.into())?),
-            (By::Uring, to) => Ok(sys::uring_sendmsg(&self.0, to.map(Into::into).as_ref(), bytes, self.patience()?)?),
-            (By::Message, to) => self.send_message(to, bytes),
+    pub fn send(&self, to: Option<SocketAddr>, bytes: &[u8], method: CallMethod) -> Result<usize, Errno> {
+        match (method, to) {
+            (CallMethod::Call, None) => Ok(self.0.send(bytes)?),
+            (CallMethod::Call, Some(to)) => Ok(self.0.send_to(bytes, &to.into())?),
+            (CallMethod::Uring, to) => {
+                Ok(sys::uring_sendmsg(&self.0, to.map(Into::into).as_ref(), bytes, self.timeout()?)?)
+            }
+            (CallMethod::Message, to) => self.send_message(to, bytes),
         }
     }
 
@@ -91,16 +93,16 @@ impl Socket {
         Ok(self.0.send_to_with_flags(bytes, &to.into(), libc::MSG_FASTOPEN)?)
     }
 
-    pub fn receive(&self, by: By) -> Result<(Option<SocketAddr>, Vec<u8>), Errno> {
+    pub fn receive(&self, method: CallMethod) -> Result<(Option<SocketAddr>, Vec<u8>), Errno> {
         let mut bytes = vec![0; 4096];
-        let (count, from) = match by {
-            By::Call => {
+        let (count, from) = match method {
+            CallMethod::Call => {
                 let (count, _, from) = rustix::net::recvfrom(&self.0, &mut bytes[..], RecvFlags::empty())?;
-                (count, from.and_then(known))
+                (count, from.and_then(to_socket_addr))
             }
-            By::Message => self.receive_message(&mut bytes)?,
-            By::Uring => {
-                let (count, from) = sys::uring_recvmsg(&self.0, &mut bytes, self.patience()?)?;
+            CallMethod::Message => self.receive_message(&mut bytes)?,
+            CallMethod::Uring => {
+                let (count, from) = sys::uring_recvmsg(&self.0, &mut bytes, self.timeout()?)?;
                 (count, from.as_socket())
             }
         };
@@ -110,11 +112,11 @@ impl Socket {
 
     fn receive_message(&self, bytes: &mut [u8]) -> Result<(usize, Option<SocketAddr>), Errno> {
         let (mut parts, mut control) = ([IoSliceMut::new(bytes)], RecvAncillaryBuffer::default());
-        let got = rustix::net::recvmsg(&self.0, &mut parts, &mut control, RecvFlags::empty())?;
-        Ok((got.bytes, got.address.and_then(known)))
+        let received = rustix::net::recvmsg(&self.0, &mut parts, &mut control, RecvFlags::empty())?;
+        Ok((received.bytes, received.address.and_then(to_socket_addr)))
     }
 
-    /// Whether it became ready in time, and SO_ERROR.
+    /// Returns whether the socket became ready within `ms`, and SO_ERROR.
     pub fn poll(&self, write: bool, ms: u32) -> Result<(bool, Option<Errno>), Errno> {
         let flags = if write { PollFlags::OUT } else { PollFlags::IN };
         let limit = Timespec { tv_sec: (ms / 1000).into(), tv_nsec: i64::from(ms % 1000) * 1_000_000 };
@@ -135,6 +137,6 @@ impl Socket {
     }
 }
 
-fn known(address: SocketAddrAny) -> Option<SocketAddr> {
+fn to_socket_addr(address: SocketAddrAny) -> Option<SocketAddr> {
     SocketAddr::try_from(address).ok()
 }

@@ -1,4 +1,4 @@
-//! All `unsafe` of this crate, one function per reason, so that it can be read in one sitting.
+//! All `unsafe` code of this crate, one function per reason.
 
 #![allow(unsafe_code)]
 
@@ -27,10 +27,10 @@ use rustix::{
 };
 use socket2::SockAddr;
 
-use crate::spawn::Setting;
+use crate::program::ProcessContext;
 
-/// Any program that links this crate can be run again as the dialling child (`Client`), before its `main`: test
-/// binaries have no `main` of ours, and a separate executable would have to be built, found and kept in step.
+/// Lets any program that links this crate run as a harness child (`Client`), before its `main`. Test binaries have no
+/// `main` of ours, and a separate executable would have to be built, found and kept in step.
 #[used]
 // SAFETY: the section holds pointers to functions that the C library calls at start; `enter_child` has that type.
 #[unsafe(link_section = ".init_array")]
@@ -42,37 +42,38 @@ extern "C" fn enter_child() {
     }
 }
 
-/// Makes the child enter its cgroup and namespaces between fork and exec, so that no socket of it is born outside.
-pub(crate) fn confine(command: &mut Command, setting: Arc<Setting>) {
-    let enter = move || enter(&setting).map_err(Into::into);
+/// Makes the child enter its cgroup and namespaces between fork and exec, so that none of its sockets is created
+/// outside.
+pub(crate) fn confine(command: &mut Command, context: Arc<ProcessContext>) {
+    let enter = move || enter(&context).map_err(Into::into);
     // SAFETY: after fork in a threaded process only async-signal-safe calls are allowed. `enter` makes plain system
     // calls on descriptors and C strings that were prepared before the fork; it neither allocates nor locks.
     unsafe { command.pre_exec(enter) };
 }
 
-/// A mask is inherited, and an agent that is deaf to SIGTERM is none.
-fn release_signals() {
+/// Clears the inherited signal mask, which would block SIGTERM in the agent.
+fn unblock_signals() {
     // SAFETY: all zero is a valid, empty set, which the kernel reads.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &zeroed(), std::ptr::null_mut()) };
 }
 
-fn enter(setting: &Setting) -> rustix::io::Result<()> {
-    release_signals();
-    // A lab that is killed takes its programs along: a dead test must not leave dialling processes behind.
+fn enter(context: &ProcessContext) -> rustix::io::Result<()> {
+    unblock_signals();
+    // When a test is killed, its programs end too.
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    if let Some(procs) = &setting.procs {
+    if let Some(procs) = &context.procs {
         rustix::io::write(procs, b"0")?;
     }
-    if let Some(file) = &setting.resolv_conf {
+    if let Some(file) = &context.resolv_conf {
         private_file(file, c"/etc/resolv.conf")?;
     }
-    match &setting.netns {
+    match &context.netns {
         Some(ns) => move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network)),
         None => Ok(()),
     }
 }
 
-/// Shows `file` as `place` to this process alone (what `ip netns exec` does with /etc/netns).
+/// Mounts `file` over `place` for this process only, as `ip netns exec` does with /etc/netns.
 fn private_file(file: &CStr, place: &CStr) -> rustix::io::Result<()> {
     // SAFETY: unsafe only because of CLONE_FILES, which is not passed; the forked child has one thread.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
@@ -80,7 +81,7 @@ fn private_file(file: &CStr, place: &CStr) -> rustix::io::Result<()> {
     mount_bind(file, place)
 }
 
-/// TCP_FASTOPEN_CONNECT: neither rustix nor socket2 has it.
+/// Sets TCP_FASTOPEN_CONNECT, which neither rustix nor socket2 offers.
 pub(crate) fn fastopen_connect(socket: impl AsFd) -> io::Result<()> {
     let on: libc::c_int = 1;
     let (fd, len) = (socket.as_fd().as_raw_fd(), size_of_val(&on) as libc::socklen_t);
@@ -90,8 +91,9 @@ pub(crate) fn fastopen_connect(socket: impl AsFd) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Holds these signals back in this thread and all that it starts, and gives the means to wait for the first of them.
-pub(crate) fn hold_signals(signals: &[libc::c_int]) -> impl FnOnce() + Send + use<> {
+/// Blocks these signals in this thread and every thread that it starts. Returns a function that waits for the first
+/// one.
+pub(crate) fn block_signals(signals: &[libc::c_int]) -> impl FnOnce() + Send + use<> {
     // SAFETY: all zero is a valid set; the calls read and write that set alone.
     let set = unsafe {
         let mut set: libc::sigset_t = zeroed();
@@ -104,28 +106,28 @@ pub(crate) fn hold_signals(signals: &[libc::c_int]) -> impl FnOnce() + Send + us
     };
     move || {
         let mut signal = 0;
-        // SAFETY: the set is ours, and the kernel writes one number.
+        // SAFETY: the closure owns the set, and the kernel writes one integer.
         unsafe { libc::sigwait(&raw const set, &raw mut signal) };
     }
 }
 
-/// Asks the kernel for the smallest BPF map: the cheapest proof that bpf() exists and that we may call it.
+/// Creates the smallest possible BPF map, which shows that bpf() exists and is permitted.
 pub(crate) fn probe_bpf() -> io::Result<()> {
     // type BPF_MAP_TYPE_ARRAY, key 4, value 4, entries 1; the rest of the attribute is zero.
     let attr: [u32; 16] = [2, 4, 4, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    // SAFETY: BPF_MAP_CREATE (0) reads the attribute, which outlives the call, and gives a new descriptor.
+    // SAFETY: BPF_MAP_CREATE (0) reads the attribute, which outlives the call, and returns a new descriptor.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, 0, attr.as_ptr(), size_of_val(&attr)) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new and nobody else knows it.
+    // SAFETY: the descriptor is new and not used elsewhere.
     unsafe { libc::close(fd as RawFd) };
     Ok(())
 }
 
-pub(crate) fn uring_connect(socket: impl AsFd, to: &SockAddr, patience: Duration) -> io::Result<()> {
+pub(crate) fn uring_connect(socket: impl AsFd, to: &SockAddr, timeout: Duration) -> io::Result<()> {
     let fd = Fd(socket.as_fd().as_raw_fd());
-    uring(opcode::Connect::new(fd, to.as_ptr().cast(), to.len()).build(), patience).map(drop)
+    uring(opcode::Connect::new(fd, to.as_ptr().cast(), to.len()).build(), timeout).map(drop)
 }
 
 /// `to` is None on a connected socket.
@@ -133,7 +135,7 @@ pub(crate) fn uring_sendmsg(
     socket: impl AsFd,
     to: Option<&SockAddr>,
     bytes: &[u8],
-    patience: Duration,
+    timeout: Duration,
 ) -> io::Result<usize> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: all zero is a valid, empty msghdr.
@@ -144,10 +146,10 @@ pub(crate) fn uring_sendmsg(
         message.msg_name = to.as_ptr().cast_mut().cast();
         message.msg_namelen = to.len();
     }
-    uring(opcode::SendMsg::new(Fd(socket.as_fd().as_raw_fd()), &raw const message).build(), patience)
+    uring(opcode::SendMsg::new(Fd(socket.as_fd().as_raw_fd()), &raw const message).build(), timeout)
 }
 
-pub(crate) fn uring_recvmsg(socket: impl AsFd, bytes: &mut [u8], patience: Duration) -> io::Result<(usize, SockAddr)> {
+pub(crate) fn uring_recvmsg(socket: impl AsFd, bytes: &mut [u8], timeout: Duration) -> io::Result<(usize, SockAddr)> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let fd = Fd(socket.as_fd().as_raw_fd());
     // SAFETY: the kernel writes the address into the storage and its length beside it, and `uring` waits for that.
@@ -158,29 +160,30 @@ pub(crate) fn uring_recvmsg(socket: impl AsFd, bytes: &mut [u8], patience: Durat
             message.msg_iovlen = 1;
             message.msg_name = storage.cast();
             message.msg_namelen = *len;
-            let count = uring(opcode::RecvMsg::new(fd, &raw mut message).build(), patience)?;
+            let count = uring(opcode::RecvMsg::new(fd, &raw mut message).build(), timeout)?;
             *len = message.msg_namelen;
             Ok(count)
         })
     }
 }
 
-/// Runs one operation to its end and gives its result, as the system call of the same name would. io_uring does not
-/// look at a socket's own time limit, so one is linked to the operation; past it the errno is ECANCELED.
+/// Runs one operation to its end and returns the result of the system call of the same name. io_uring ignores a
+/// socket's own time limit, so a timeout is linked to the operation; after it the errno is ECANCELED.
 ///
-/// In a thread of its own: the end of a ring interrupts whatever its thread does next (seen as EINTR of a recvfrom).
-fn uring(entry: squeue::Entry, patience: Duration) -> io::Result<usize> {
-    let done = thread::scope(|scope| scope.spawn(|| complete(entry, patience)).join());
+/// Runs in a thread of its own, because closing a ring interrupts the next call of its thread (seen as EINTR of
+/// recvfrom).
+fn uring(entry: squeue::Entry, timeout: Duration) -> io::Result<usize> {
+    let done = thread::scope(|scope| scope.spawn(|| complete(entry, timeout)).join());
     done.unwrap_or_else(|_| std::process::abort())
 }
 
-fn complete(entry: squeue::Entry, patience: Duration) -> io::Result<usize> {
+fn complete(entry: squeue::Entry, timeout: Duration) -> io::Result<usize> {
     let mut ring = IoUring::new(2)?;
-    let limit = Timespec::from(patience);
+    let limit = Timespec::from(timeout);
     let pair =
         [entry.user_data(1).flags(squeue::Flags::IO_LINK), opcode::LinkTimeout::new(&limit).build().user_data(2)];
-    // SAFETY: what the entries point at (the caller's borrows, `limit`) lives until both have completed, and this
-    // function does not return before that (or never does: it aborts).
+    // SAFETY: the entries point to the caller's borrows and to `limit`, which live until both entries have completed.
+    // This function does not return before that; it aborts instead.
     unsafe { ring.submission().push_multiple(&pair) }.expect("a new ring has room for two");
     let (mut left, mut code) = (pair.len(), 0);
     for _ in 0..100 {
@@ -196,5 +199,5 @@ fn complete(entry: squeue::Entry, patience: Duration) -> io::Result<usize> {
             return usize::try_from(code).map_err(|_| io::Error::from_raw_os_error(-code));
         }
     }
-    std::process::abort() // The kernel may still write to memory that returning would free.
+    std::process::abort() // Returning would free memory to which the kernel may still write.
 }

@@ -1,7 +1,8 @@
-//! Stand-ins for what a cluster on one machine cannot have: cluster DNS (not CoreDNS) and a cloud that gives addresses to
-//! Services of type LoadBalancer. Look at them first when a test of DNS or of load balancers fails.
+//! Replacements for what a cluster on one machine does not have: cluster DNS (instead of CoreDNS) and a cloud provider
+//! that assigns addresses to Services of type LoadBalancer. Check them first when a test of DNS or load balancers
+//! fails.
 //!
-//! Runs in the network of the control plane, as the part `addon`.
+//! Runs in the control plane's network namespace, as the component `addon`.
 
 mod balancer;
 mod dns;
@@ -33,44 +34,44 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::{balancer::Balancer, dns::Shared, zone::Zone};
+use self::{balancer::LoadBalancer, dns::SharedZone, zone::ClusterZone};
 use crate::{
-    plan::{CONTROL, DNS},
+    address_plan::{CONTROL, DNS},
     state,
 };
 
-/// Changes come in bursts: one look at the whole serves them all.
-const BURST: Duration = Duration::from_millis(50);
-/// A node's health check port changes without an object changing, so it is asked for at least this often.
-const TURN: Duration = Duration::from_millis(500);
+/// Delay after a change, so that a burst of changes is reconciled once.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// Longest time between two reconciliations. Node health checks change without an object changing.
+const RECONCILE_INTERVAL: Duration = Duration::from_millis(500);
 
 #[tokio::main(flavor = "current_thread")]
 pub async fn run() -> Result<()> {
     let file = Kubeconfig::read_from(state::kubeconfig("admin"))?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
     let client = Client::try_from(config)?;
-    publish(&client).await?;
-    let (zone, changed) = (Shared::default(), Arc::new(Notify::new()));
+    publish_dns_service(&client).await?;
+    let (zone, changed) = (SharedZone::default(), Arc::new(Notify::new()));
     let mut tasks = JoinSet::new();
     dns::serve(&mut tasks, zone.clone()).await?;
-    let services = follow::<Service>(&mut tasks, &client, &changed);
-    let slices = follow::<EndpointSlice>(&mut tasks, &client, &changed);
-    let nodes = follow::<Node>(&mut tasks, &client, &changed);
+    let services = watch::<Service>(&mut tasks, &client, &changed);
+    let slices = watch::<EndpointSlice>(&mut tasks, &client, &changed);
+    let nodes = watch::<Node>(&mut tasks, &client, &changed);
     tasks.spawn(async move {
-        let mut balancer = Balancer::new(client);
+        let mut balancer = LoadBalancer::new(client);
         loop {
-            zone.replace(Zone::new(&services.state(), &slices.state()));
+            zone.replace(ClusterZone::new(&services.state(), &slices.state()));
             balancer.reconcile(&services.state(), &nodes.state()).await;
-            let _ = timeout(TURN, changed.notified()).await;
-            sleep(BURST).await;
+            let _ = timeout(RECONCILE_INTERVAL, changed.notified()).await;
+            sleep(DEBOUNCE).await;
         }
     });
-    // None of them ends by itself: the first that does ends the rest with its reason.
+    // No task is expected to end. The first one that does stops the addon with its error.
     tasks.join_next().await.context("no task")??
 }
 
-/// Keeps a copy of all objects of a kind.
-fn follow<K>(tasks: &mut JoinSet<Result<()>>, client: &Client, changed: &Arc<Notify>) -> Store<K>
+/// Watches all objects of a kind and keeps them in a store.
+fn watch<K>(tasks: &mut JoinSet<Result<()>>, client: &Client, changed: &Arc<Notify>) -> Store<K>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static,
 {
@@ -82,7 +83,7 @@ where
         while let Some(event) = events.next().await {
             match event {
                 Ok(_) => changed.notify_one(),
-                Err(error) => eprintln!("addon: {}: {error}", K::kind(&())),
+                Err(error) => eprintln!("addon: watch of {} failed: {error}", K::kind(&())),
             }
         }
         Err(anyhow!("the watch of {} has ended", K::kind(&())))
@@ -90,8 +91,8 @@ where
     store
 }
 
-/// The Service that kubelets tell pods of, and a slice that leads to this process.
-async fn publish(client: &Client) -> Result<()> {
+/// Creates the kube-dns Service, whose address pods have in their resolv.conf, and its EndpointSlice for this process.
+async fn publish_dns_service(client: &Client) -> Result<()> {
     let ports =
         json!([{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]);
     let service: Service = serde_json::from_value(json!({
@@ -106,8 +107,10 @@ async fn publish(client: &Client) -> Result<()> {
         }},
         "endpoints": [{"addresses": [CONTROL[0]], "conditions": {"ready": true}}],
     }))?;
-    let (space, own) = ("kube-system", PatchParams::apply("beeline-kit").force());
-    Api::<Service>::namespaced(client.clone(), space).patch("kube-dns", &own, &Patch::Apply(&service)).await?;
-    Api::<EndpointSlice>::namespaced(client.clone(), space).patch("kube-dns-kit", &own, &Patch::Apply(&slice)).await?;
+    let (namespace, params) = ("kube-system", PatchParams::apply("beeline-kit").force());
+    Api::<Service>::namespaced(client.clone(), namespace).patch("kube-dns", &params, &Patch::Apply(&service)).await?;
+    Api::<EndpointSlice>::namespaced(client.clone(), namespace)
+        .patch("kube-dns-kit", &params, &Patch::Apply(&slice))
+        .await?;
     Ok(())
 }

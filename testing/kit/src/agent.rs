@@ -1,5 +1,5 @@
-//! Beeline's agent on a node, as a plain process. It always gets the node's own cgroup: the one it would find by itself
-//! is the machine's.
+//! Beeline's agent as a process on a node. The kit always passes `--cgroup` with the node's own cgroup, because the
+//! agent would otherwise attach to the machine's root cgroup.
 
 use std::{
     fs,
@@ -9,63 +9,66 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    cgroup::Tree,
+    address_plan::{NodeId, control_namespace},
+    cgroup::CgroupTree,
+    component::{self, Component},
     kubeconfig::agent_user,
-    namespace::{self, Place},
-    network,
-    part::{self, Part},
-    plan::{Node, control_namespace},
-    state,
-    wait::{self, Patience},
+    namespace::{self, Location},
+    network, state,
+    wait::{self, Timeout},
 };
 
 pub const NAME: &str = "beeline";
 
-/// The program beside the kit, unless another is named.
+/// Path of the beeline program: the given one, or the one beside the kit.
 pub fn binary(named: Option<&Path>) -> Result<PathBuf> {
     let path = match named {
         Some(path) => path.to_owned(),
-        None => part::program()?.with_file_name(NAME),
+        None => component::program()?.with_file_name(NAME),
     };
-    ensure!(path.is_file(), "{} is missing: cargo build -p beeline, or name another with --binary", path.display());
+    ensure!(
+        path.is_file(),
+        "{} is missing: run `cargo build -p beeline`, or pass another program with --binary",
+        path.display()
+    );
     path.canonicalize().with_context(|| format!("find {}", path.display()))
 }
 
-/// Starts it; `extra` are more options. A later `kit restart` uses the same words.
-pub fn start(node: Node, binary: &Path, extra: &[String]) -> Result<()> {
+/// Starts the agent with additional options. `kit restart` uses the same command line.
+pub fn start(node: NodeId, binary: &Path, extra: &[String]) -> Result<()> {
     let own = [
         binary.display().to_string(),
         "agent".into(),
         format!("--node-name={node}"),
         format!("--kubeconfig={}", state::kubeconfig(&agent_user(node)).display()),
-        format!("--cgroup={}", Tree::find()?.path(&node.name()).display()),
-        // A small cluster without a controller: other nodes' NodePorts are resolved at the source, each agent finds the
-        // pods of policies itself, and there is nobody to report to.
-        "--nodes=watch".into(),
+        format!("--cgroup={}", CgroupTree::find()?.path(&node.name()).display()),
+        // The cluster has no controller: agents watch all nodes, find the pods of policies themselves, and report to no
+        // one.
+        "--node-source=watch".into(),
         "--controller=none".into(),
-        "--report=off".into(),
+        "--report-interval=off".into(),
     ];
-    let words: Vec<String> = own.into_iter().chain(extra.iter().cloned()).collect();
-    state::write(&remembered(node), serde_json::to_vec_pretty(&words)?)?;
-    part(node)?.start()
+    let arguments: Vec<String> = own.into_iter().chain(extra.iter().cloned()).collect();
+    state::write(&saved_command_line(node), serde_json::to_vec_pretty(&arguments)?)?;
+    component(node)?.start()
 }
 
-/// Until it says itself that all is programmed.
-pub fn wait_until_ready(node: Node, beside_proxy: bool) -> Result<()> {
-    let (part, port) = (part(node)?, if beside_proxy { 10356 } else { 10256 });
-    wait::until(Patience::new(format!("Beeline on {node}"), 60, part.log()), || {
-        part.require_running()?;
-        let asked = || network::is_healthy(node.addresses()[0], port);
-        Ok(namespace::run_in(&control_namespace(), asked)?.then_some(()))
+/// Waits until the agent's health endpoint reports that everything is programmed.
+pub fn wait_until_ready(node: NodeId, beside_proxy: bool) -> Result<()> {
+    let (component, port) = (component(node)?, if beside_proxy { 10356 } else { 10256 });
+    wait::until(Timeout::new(format!("Beeline on {node}"), 60, component.log()), || {
+        component.require_running()?;
+        let is_healthy = || network::is_healthy(node.addresses()[0], port);
+        Ok(namespace::run_in(&control_namespace(), is_healthy)?.then_some(()))
     })
 }
 
-/// As it was started last.
-pub fn part(node: Node) -> Result<Part> {
-    let words = fs::read(remembered(node)).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    Part::new(Place::Node(node), NAME, words.unwrap_or_default())
+/// The agent with the command line of its last start.
+pub fn component(node: NodeId) -> Result<Component> {
+    let arguments = fs::read(saved_command_line(node)).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    Component::new(Location::Node(node), NAME, arguments.unwrap_or_default())
 }
 
-fn remembered(node: Node) -> PathBuf {
+fn saved_command_line(node: NodeId) -> PathBuf {
     state::node(node, "beeline.json")
 }

@@ -1,5 +1,5 @@
-//! What is built once and kept: programs, packages, images. Nothing in here belongs to a running cluster, except that
-//! its logs are written here, so that they can still be read when it is gone.
+//! Cache of programs, packages and images that are built once. It contains nothing of a running cluster except its
+//! logs, which can be read after the cluster has been removed.
 
 use std::{
     env, fs,
@@ -14,12 +14,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// `$BEELINE_CACHE/kit`, by default below ~/.cache/beeline as for the project's other tools.
+    /// Opens `$BEELINE_CACHE/kit`; BEELINE_CACHE defaults to ~/.cache/beeline.
     pub fn open() -> Result<Cache> {
         let base = env::var_os("BEELINE_CACHE").map(PathBuf::from);
         let base = base.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/beeline")));
         let root = base.context("neither BEELINE_CACHE nor HOME is set: export BEELINE_CACHE=DIR")?.join("kit");
-        fs::create_dir_all(&root).with_context(|| format!("make {}", root.display()))?;
+        fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
         Ok(Cache { root: root.canonicalize()? })
     }
 
@@ -31,12 +31,12 @@ impl Cache {
         self.root.join(below)
     }
 
-    /// A program built from Go modules.
+    /// Path of a program built from Go modules.
     pub fn program(&self, name: &str) -> PathBuf {
         self.root.join("bin").join(name)
     }
 
-    /// Debian packages for the nodes, unpacked here so that the machine itself gets no new daemon.
+    /// Path in the unpacked Debian packages for the nodes. They are not installed on the machine.
     pub fn debian(&self, below: &str) -> PathBuf {
         self.root.join("debian").join(below)
     }
@@ -45,28 +45,30 @@ impl Cache {
         self.root.join("log").join(format!("{name}.log"))
     }
 
-    /// Containerd's files with all images in them, from which each node starts.
+    /// containerd's files with all images, from which each node starts.
     pub fn store(&self) -> PathBuf {
         self.root.join("store")
     }
 
-    /// A new, empty directory in the cache.
+    /// Creates an empty directory in the cache, and removes an existing one first.
     pub fn fresh(&self, below: &str) -> Result<PathBuf> {
         let path = self.path(below);
         if path.exists() {
             fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))?;
         }
-        fs::create_dir_all(&path).with_context(|| format!("make {}", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
         Ok(path)
     }
 
-    /// Where programs that run in the cluster find each other: ours, the unpacked packages', the machine's.
+    /// PATH of programs in the cluster: the cache, the unpacked packages, the kit's directory and the machine's PATH.
     pub fn search_path(&self) -> Result<std::ffi::OsString> {
         let own = env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned()));
+        // kubectl finds the plugin deploy/kubectl-beeline there.
+        let deploy = Some(crate::chart::source_dir().join("deploy"));
         let cached = ["bin", "debian/usr/sbin", "debian/usr/bin", "debian/bin"].map(|dir| self.path(dir));
         let system = env::var_os("PATH").unwrap_or_default();
         let system = env::split_paths(&system).chain(["/usr/sbin".into(), "/sbin".into()]);
-        Ok(env::join_paths(cached.into_iter().chain(own).chain(system))?)
+        Ok(env::join_paths(cached.into_iter().chain(own).chain(deploy).chain(system))?)
     }
 
     pub fn require_built(&self) -> Result<()> {
@@ -78,20 +80,21 @@ impl Cache {
     }
 }
 
-/// Says for which input a thing in the cache was made. Written after the thing, so that a broken build is built again.
-pub struct Stamp {
+/// Records the input from which an item of the cache was built. It is written after the item, so that an interrupted
+/// build is repeated.
+pub struct BuildStamp {
     path: PathBuf,
     input: String,
 }
 
-impl Stamp {
-    pub fn new(cache: &Cache, name: &str, input: &str) -> Result<Stamp> {
+impl BuildStamp {
+    pub fn new(cache: &Cache, name: &str, input: &str) -> Result<BuildStamp> {
         let dir = cache.path("stamp");
         fs::create_dir_all(&dir)?;
-        Ok(Stamp { path: dir.join(name), input: input.to_owned() })
+        Ok(BuildStamp { path: dir.join(name), input: input.to_owned() })
     }
 
-    pub fn holds(&self) -> bool {
+    pub fn is_current(&self) -> bool {
         fs::read_to_string(&self.path).is_ok_and(|text| text == self.input)
     }
 

@@ -1,4 +1,4 @@
-//! Keys and certificates, made anew for each cluster: it lives shorter than any of them, and none can leak into another.
+//! Keys and certificates. Each cluster gets new ones.
 
 use std::{net::IpAddr, path::Path};
 
@@ -9,48 +9,48 @@ use rcgen::{
 };
 
 use crate::{
-    plan::{CONTROL, DOMAIN, KUBERNETES},
+    address_plan::{CONTROL, DOMAIN, KUBERNETES},
     state,
 };
 
-/// A key, and what it is good for, both as PEM.
-pub struct Pair {
+/// A certificate and its key, both as PEM.
+pub struct CertificatePair {
     pub certificate: String,
     pub key: String,
 }
 
-impl Pair {
+impl CertificatePair {
     fn save(&self, dir: &Path, name: &str) -> Result<()> {
         state::write(&dir.join(format!("{name}.crt")), &self.certificate)?;
         state::write(&dir.join(format!("{name}.key")), &self.key)
     }
 }
 
-pub struct Authority {
+pub struct CertificateAuthority {
     issuer: Issuer<'static, KeyPair>,
-    pub pair: Pair,
+    pub pair: CertificatePair,
 }
 
-impl Authority {
-    pub fn new(name: &str) -> Result<Authority> {
+impl CertificateAuthority {
+    pub fn new(name: &str) -> Result<CertificateAuthority> {
         let key = KeyPair::generate()?;
         let mut params = subject(name, None);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages =
             vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
         let certificate = params.self_signed(&key)?.pem();
-        let pair = Pair { certificate, key: key.serialize_pem() };
-        Ok(Authority { issuer: Issuer::new(params, key), pair })
+        let pair = CertificatePair { certificate, key: key.serialize_pem() };
+        Ok(CertificateAuthority { issuer: Issuer::new(params, key), pair })
     }
 
-    /// A user of the API: the name is the user's, the organisation its group.
-    pub fn client(&self, name: &str, group: Option<&str>) -> Result<Pair> {
+    /// A client certificate: the common name is the user, the organisation its group.
+    pub fn client(&self, name: &str, group: Option<&str>) -> Result<CertificatePair> {
         let mut params = subject(name, group);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(params)
     }
 
-    pub fn server(&self, name: &str, addresses: &[IpAddr], names: &[String]) -> Result<Pair> {
+    pub fn server(&self, name: &str, addresses: &[IpAddr], names: &[String]) -> Result<CertificatePair> {
         let mut params = subject(name, None);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.subject_alt_names = addresses.iter().map(|address| SanType::IpAddress(*address)).collect();
@@ -60,10 +60,10 @@ impl Authority {
         self.sign(params)
     }
 
-    fn sign(&self, mut params: CertificateParams) -> Result<Pair> {
+    fn sign(&self, mut params: CertificateParams) -> Result<CertificatePair> {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         let key = KeyPair::generate()?;
-        Ok(Pair { certificate: params.signed_by(&key, &self.issuer)?.pem(), key: key.serialize_pem() })
+        Ok(CertificatePair { certificate: params.signed_by(&key, &self.issuer)?.pem(), key: key.serialize_pem() })
     }
 }
 
@@ -77,22 +77,22 @@ fn subject(name: &str, group: Option<&str>) -> CertificateParams {
     params
 }
 
-/// Writes what a control plane's programs read, and gives the authority that signs users.
-pub fn make(dir: &Path) -> Result<Authority> {
-    let authority = Authority::new("kit")?;
+/// Writes the files that a control plane needs, and returns the authority that signs client certificates.
+pub fn make(dir: &Path) -> Result<CertificateAuthority> {
+    let authority = CertificateAuthority::new("kit")?;
     authority.pair.save(dir, "ca")?;
-    let front = Authority::new("kit-front-proxy")?;
+    let front = CertificateAuthority::new("kit-front-proxy")?;
     front.pair.save(dir, "front-proxy-ca")?;
     front.client("front-proxy-client", None)?.save(dir, "front-proxy-client")?;
     authority.client("kube-apiserver-kubelet-client", Some("system:masters"))?.save(dir, "kubelet-client")?;
     api_server(&authority)?.save(dir, "apiserver")?;
-    let accounts = KeyPair::generate()?;
-    state::write(&dir.join("sa.key"), accounts.serialize_pem())?;
-    state::write(&dir.join("sa.pub"), accounts.public_key_pem())?;
+    let service_accounts = KeyPair::generate()?;
+    state::write(&dir.join("sa.key"), service_accounts.serialize_pem())?;
+    state::write(&dir.join("sa.pub"), service_accounts.public_key_pem())?;
     Ok(authority)
 }
 
-fn api_server(authority: &Authority) -> Result<Pair> {
+fn api_server(authority: &CertificateAuthority) -> Result<CertificatePair> {
     let loopback = "127.0.0.1".parse()?;
     let addresses: Vec<IpAddr> = CONTROL.into_iter().chain(KUBERNETES).chain([loopback]).collect();
     let short = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"].map(str::to_owned);
@@ -100,9 +100,9 @@ fn api_server(authority: &Authority) -> Result<Pair> {
     authority.server("kube-apiserver", &addresses, &[&short[..], &[full]].concat())
 }
 
-/// For the tests' web server, which is reached by the name localhost inside its pod.
-pub fn localhost() -> Result<Pair> {
-    Authority::new("kit-localhost")?.server("localhost", &["127.0.0.1".parse()?], &["localhost".to_owned()])
+/// Certificate of agnhost's web server, which tests reach as localhost inside its pod.
+pub fn localhost() -> Result<CertificatePair> {
+    CertificateAuthority::new("kit-localhost")?.server("localhost", &["127.0.0.1".parse()?], &["localhost".to_owned()])
 }
 
 #[cfg(test)]
@@ -110,8 +110,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_are_pem_and_no_two_are_alike() {
-        let authority = Authority::new("test").unwrap();
+    fn certificates_are_pem_and_keys_are_unique() {
+        let authority = CertificateAuthority::new("test").unwrap();
         let one = authority.client("n1", Some("system:nodes")).unwrap();
         let other = api_server(&authority).unwrap();
         assert!(one.certificate.starts_with("-----BEGIN CERTIFICATE-----"));

@@ -1,8 +1,10 @@
-//! The whole: up, down, and the ways in. Integration tests use it as the command line does.
+//! The running cluster: starts and stops it, and runs commands in it. The command line and the integration tests use
+//! it.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
-//! let cluster = kit::Cluster::up(&kit::Wish { nodes: 3, proxy: None, zones: false, agent: None, addon: true })?;
+//! let config = kit::ClusterConfig { nodes: 3, proxy: None, zones: false, beeline: None, addon: true };
+//! let cluster = kit::TestCluster::up(&config)?;
 //! cluster.kubectl(&["get", "nodes"])?;
 //! cluster.node("n1".parse()?, &["curl", "http://10.97.0.1:443"])?;
 //! cluster.down()?;
@@ -21,148 +23,173 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::{
+    address_plan::{HostId, NodeId},
     agent,
     cache::Cache,
-    call, certificate,
-    cgroup::Tree,
-    control, host, kubeconfig, manifest,
-    namespace::Place,
+    certificate,
+    cgroup::CgroupTree,
+    chart,
+    component::{self, Component},
+    control_plane, host, image_store, kubeconfig, manifest,
+    namespace::Location,
     network, node,
-    part::{self, Part},
-    plan::{Host, Node},
-    progress::{quick, say},
-    proxy::{self, Mode},
-    state::{self, Shape},
-    store,
-    wait::{self, Patience},
+    progress::{report, timed},
+    proxy::{self, ProxyMode},
+    state::{self, SavedConfig},
+    subprocess,
+    wait::{self, Timeout},
 };
 
-/// What is asked of `up`.
+/// An image that every node has, with agnhost, curl, dig and a shell.
+pub const CLIENT_IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.59";
+
+/// Options of `kit up`.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct ClusterConfig {
     pub nodes: u8,
-    pub proxy: Option<Mode>,
+    pub proxy: Option<ProxyMode>,
     pub zones: bool,
-    /// The program of Beeline to run on every node.
-    pub agent: Option<PathBuf>,
-    /// Cluster DNS and load-balancer addresses.
+    /// None starts a cluster without Beeline.
+    pub beeline: Option<BeelineInstall>,
+    /// Whether to start cluster DNS and load-balancer addresses.
     pub addon: bool,
 }
 
-/// A cluster that is up.
-#[derive(Debug)]
-pub struct Cluster {
-    pub cache: Cache,
-    pub shape: Shape,
+/// How Beeline is installed in a new cluster.
+#[derive(Clone, Debug)]
+pub struct BeelineInstall {
+    pub binary: PathBuf,
+    /// Install the chart instead of starting an agent process on every node.
+    pub chart: bool,
 }
 
-impl Cluster {
-    /// Leaves what it made where it fails, to be looked at; `down` removes it.
-    pub fn up(wish: &Wish) -> Result<Cluster> {
+/// A running cluster.
+#[derive(Debug)]
+pub struct TestCluster {
+    pub cache: Cache,
+    pub config: SavedConfig,
+}
+
+impl TestCluster {
+    /// Starts a cluster. A failed start leaves everything in place for inspection; `down` removes it.
+    pub fn up(config: &ClusterConfig) -> Result<TestCluster> {
         let cache = Cache::open()?;
         cache.require_built()?;
         ensure!(rustix::process::geteuid().is_root(), "namespaces and cgroups need root: run with sudo");
-        let left = Tree::find()?.exists() || !network::namespaces().is_empty() || state::path("cluster.json").exists();
-        ensure!(!left, "a cluster is up, or was not taken down: `kit down` first");
+        let exists =
+            CgroupTree::find()?.exists() || !network::namespaces().is_empty() || state::path("cluster.json").exists();
+        ensure!(!exists, "a cluster is running, or was not removed completely: run `kit down` first");
         let _lock = state::lock()?;
-        let shape = Shape { nodes: wish.nodes, zones: wish.zones, proxy: wish.proxy };
-        let cluster = Cluster { cache, shape };
-        cluster.start(wish).context("the cluster did not come up (`kit down` removes what is there of it)")?;
+        let saved = SavedConfig { nodes: config.nodes, zones: config.zones, proxy: config.proxy };
+        let cluster = TestCluster { cache, config: saved };
+        if config.beeline.as_ref().is_some_and(|beeline| beeline.chart) {
+            chart::require_helm(&cluster)?;
+        }
+        cluster.start(config).context("the cluster did not start; `kit down` removes what was started")?;
         Ok(cluster)
     }
 
-    /// The one that runs on this machine.
-    pub fn find() -> Result<Cluster> {
-        Ok(Cluster { cache: Cache::open()?, shape: Shape::load()? })
+    /// The cluster that runs on this machine.
+    pub fn find() -> Result<TestCluster> {
+        Ok(TestCluster { cache: Cache::open()?, config: SavedConfig::load()? })
     }
 
-    pub fn nodes(&self) -> Vec<Node> {
-        self.shape.nodes().expect("checked when the cluster was made")
+    pub fn nodes(&self) -> Vec<NodeId> {
+        self.config.nodes().expect("the number of nodes was checked by `up`")
     }
 
-    fn start(&self, wish: &Wish) -> Result<()> {
-        let nodes = self.shape.nodes()?;
-        empty_logs(&self.cache)?;
+    fn start(&self, config: &ClusterConfig) -> Result<()> {
+        let nodes = self.config.nodes()?;
+        remove_logs(&self.cache)?;
         state::make()?;
-        self.shape.save()?;
-        quick("certificates", || kubeconfig::make(&certificate::make(&state::path("pki"))?, &nodes))?;
-        quick("network", || network::make(&nodes))?;
-        self.control("etcd")?.start()?;
-        self.control("kube-apiserver")?.start()?;
-        quick("nodes", || each(&nodes, |node| self.prepare_node(node)))?;
-        quick("API server", || self.wait_for_api())?;
-        self.control("kube-controller-manager")?.start()?;
-        self.control("kube-scheduler")?.start()?;
-        self.apply(&manifest::list(&nodes, &self.shape))?;
+        self.config.save()?;
+        timed("certificates", || kubeconfig::make(&certificate::make(&state::path("pki"))?, &nodes))?;
+        timed("network", || network::make(&nodes))?;
+        self.control_plane("etcd")?.start()?;
+        self.control_plane("kube-apiserver")?.start()?;
+        timed("nodes", || for_each(&nodes, |node| self.prepare_node(node)))?;
+        timed("API server", || self.wait_for_api())?;
+        self.control_plane("kube-controller-manager")?.start()?;
+        self.control_plane("kube-scheduler")?.start()?;
+        self.apply(&manifest::list(&nodes, &self.config))?;
         self.apply_text(manifest::HOST_ROLE)?;
-        each(&nodes, |node| node::kubelet(node, &self.cache)?.start())?;
-        if let Some(mode) = wish.proxy {
-            quick("kube-proxy", || each(&nodes, |node| proxy::start(node, mode, &self.cache)))?;
+        for_each(&nodes, |node| node::kubelet(node, &self.cache)?.start())?;
+        if let Some(mode) = config.proxy {
+            timed("kube-proxy", || for_each(&nodes, |node| proxy::start(node, mode, &self.cache)))?;
         }
-        if wish.addon {
-            self.control("addon")?.start()?;
+        if config.addon {
+            self.control_plane("addon")?.start()?;
         }
-        quick("nodes ready", || self.wait_for_nodes())?;
-        if let Some(binary) = &wish.agent {
-            quick("Beeline", || each(&nodes, |node| start_agent(node, binary, wish.proxy.is_some())))?;
+        timed("nodes ready", || self.wait_for_nodes())?;
+        match &config.beeline {
+            Some(beeline) => timed("Beeline", || self.install_beeline(beeline, config.proxy.is_some())),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    fn prepare_node(&self, node: Node) -> Result<()> {
+    fn install_beeline(&self, beeline: &BeelineInstall, beside_proxy: bool) -> Result<()> {
+        if beeline.chart {
+            chart::import_image(self, &beeline.binary)?;
+            return chart::install(self, &chart::values(beside_proxy)?);
+        }
+        chart::define_policies(self)?;
+        for_each(&self.nodes(), |node| start_agent(node, &beeline.binary, beside_proxy))
+    }
+
+    fn prepare_node(&self, node: NodeId) -> Result<()> {
         node::make(node, &self.cache)?;
         let containerd = node::containerd(node, &self.cache)?;
         containerd.start()?;
         node::wait_for_containerd(node, &containerd)
     }
 
-    pub fn control(&self, name: &str) -> Result<Part> {
-        control::part(name, &self.cache)
+    pub fn control_plane(&self, name: &str) -> Result<Component> {
+        control_plane::component(name, &self.cache)
     }
 
-    /// By its title: `etcd`, `n1/kubelet`.
-    pub fn part(&self, title: &str) -> Result<Part> {
-        let Some((node, name)) = title.split_once('/') else { return self.control(title) };
+    /// A component by its title, such as `etcd` or `n1/kubelet`.
+    pub fn component(&self, title: &str) -> Result<Component> {
+        let Some((node, name)) = title.split_once('/') else { return self.control_plane(title) };
         if node == "control" {
-            return self.control(name);
+            return self.control_plane(name);
         }
-        let node: Node = node.parse()?;
+        let node: NodeId = node.parse()?;
         ensure!(self.nodes().contains(&node), "this cluster has no node {node}");
         match name {
             "containerd" => node::containerd(node, &self.cache),
             "kubelet" => node::kubelet(node, &self.cache),
-            "kube-proxy" => proxy::part(node, &self.cache),
-            agent::NAME => agent::part(node),
-            _ => bail!("a node has no part {name:?}: it has containerd, kubelet, kube-proxy and {}", agent::NAME),
+            "kube-proxy" => proxy::component(node, &self.cache),
+            agent::NAME => agent::component(node),
+            _ => bail!("a node has no component {name:?}: it has containerd, kubelet, kube-proxy and {}", agent::NAME),
         }
     }
 
-    /// Starts a part; the API server also answers when this returns.
-    pub fn start_part(&self, title: &str) -> Result<()> {
-        let part = self.part(title)?;
-        part.start()?;
-        match part.name.as_str() {
+    /// Starts a component. For the API server, waits until it is ready.
+    pub fn start_component(&self, title: &str) -> Result<()> {
+        let component = self.component(title)?;
+        component.start()?;
+        match component.name.as_str() {
             "kube-apiserver" => self.wait_for_api(),
             _ => Ok(()),
         }
     }
 
-    pub fn restart_part(&self, title: &str) -> Result<()> {
-        self.part(title)?.stop()?;
-        self.start_part(title)
+    pub fn restart_component(&self, title: &str) -> Result<()> {
+        self.component(title)?.stop()?;
+        self.start_component(title)
     }
 
-    /// Titles of all parts that there can be.
-    pub fn parts(&self) -> Vec<String> {
-        let control = control::PARTS.iter().map(|name| (*name).to_owned());
+    /// Titles of all components, running or not.
+    pub fn components(&self) -> Vec<String> {
+        let control_plane = control_plane::COMPONENTS.iter().map(|name| (*name).to_owned());
         let names = ["containerd", "kubelet", "kube-proxy", agent::NAME];
         let of_nodes = self.nodes().into_iter().flat_map(|node| names.map(|name| format!("{node}/{name}")));
-        control.chain(of_nodes).collect()
+        control_plane.chain(of_nodes).collect()
     }
 
     pub fn wait_for_api(&self) -> Result<()> {
-        let (etcd, api) = (self.control("etcd")?, self.control("kube-apiserver")?);
-        wait::until(Patience::new("the API server", 90, api.log()), || {
+        let (etcd, api) = (self.control_plane("etcd")?, self.control_plane("kube-apiserver")?);
+        wait::until(Timeout::new("the API server", 90, api.log()), || {
             etcd.require_running()?;
             api.require_running()?;
             Ok(self.kubectl(&["get", "--raw=/readyz", "--request-timeout=2s"]).ok().map(drop))
@@ -170,18 +197,18 @@ impl Cluster {
     }
 
     fn wait_for_nodes(&self) -> Result<()> {
-        let kubelets: Vec<Part> =
-            self.nodes().into_iter().map(|n| node::kubelet(n, &self.cache)).collect::<Result<_>>()?;
+        let kubelets: Vec<Component> =
+            self.nodes().into_iter().map(|node| node::kubelet(node, &self.cache)).collect::<Result<_>>()?;
         for (node, kubelet) in self.nodes().into_iter().zip(&kubelets) {
-            wait::until(Patience::new(format!("node {node}"), 90, kubelet.log()), || {
-                kubelets.iter().try_for_each(Part::require_running)?;
+            wait::until(Timeout::new(format!("node {node} to become ready"), 90, kubelet.log()), || {
+                kubelets.iter().try_for_each(Component::require_running)?;
                 Ok(self.is_ready(node)?.then_some(()))
             })?;
         }
         Ok(())
     }
 
-    fn is_ready(&self, node: Node) -> Result<bool> {
+    fn is_ready(&self, node: NodeId) -> Result<bool> {
         let query = "-o=jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
         Ok(self.kubectl(&["get", "node", &node.name(), query])? == "True")
     }
@@ -190,65 +217,67 @@ impl Cluster {
         state::kubeconfig(user)
     }
 
-    /// As administrator; gives what it printed.
-    pub fn kubectl(&self, words: &[&str]) -> Result<String> {
-        call::run(self.kubectl_command()?.args(words))
+    /// Runs kubectl as administrator and returns its output.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        subprocess::run(self.kubectl_command()?.args(arguments))
     }
 
     pub fn apply(&self, objects: &Value) -> Result<()> {
         self.apply_text(&objects.to_string())
     }
 
-    fn apply_text(&self, text: &str) -> Result<()> {
-        let words = ["apply", "--server-side", "-f", "-"];
-        call::run_with_input(self.kubectl_command()?.args(words), text.as_bytes()).map(drop)
+    pub fn apply_text(&self, text: &str) -> Result<()> {
+        let arguments = ["apply", "--server-side", "-f", "-"];
+        subprocess::run_with_input(self.kubectl_command()?.args(arguments), text.as_bytes()).map(drop)
     }
 
+    /// kubectl with an administrator's kubeconfig, passed by environment because plugins accept no option before their
+    /// name.
     pub fn kubectl_command(&self) -> Result<Command> {
-        let mut command = self.command(Place::Control)?;
-        command.arg(self.cache.program("kubectl")).arg("--kubeconfig").arg(state::kubeconfig("admin"));
+        let mut command = self.command(Location::ControlPlane)?;
+        command.arg(self.cache.program("kubectl")).env("KUBECONFIG", state::kubeconfig("admin"));
         Ok(command)
     }
 
-    /// Runs a program inside a node; gives what it printed.
-    pub fn node(&self, node: Node, words: &[&str]) -> Result<String> {
-        call::run(self.command(Place::Node(node))?.args(words))
+    /// Runs a program inside a node and returns its output.
+    pub fn node(&self, node: NodeId, arguments: &[&str]) -> Result<String> {
+        subprocess::run(self.command(Location::Node(node))?.args(arguments))
     }
 
-    /// The same on a host outside the cluster.
-    pub fn host(&self, host: Host, words: &[&str]) -> Result<String> {
-        call::run(self.command(Place::Host(host))?.args(words))
+    /// Runs a program on a host outside the cluster and returns its output.
+    pub fn host(&self, host: HostId, arguments: &[&str]) -> Result<String> {
+        subprocess::run(self.command(Location::Host(host))?.args(arguments))
     }
 
-    /// To which a program and its arguments are added.
-    pub fn command(&self, place: Place) -> Result<Command> {
-        let mut command = Command::new(part::program()?);
-        match place {
-            Place::Control => command.arg("control"),
-            Place::Node(node) => command.args(["node", &node.name()]),
-            Place::Host(host) => command.args(["host", &host.name()]),
+    /// A command prefix that runs a program in a location. The caller adds the program and its arguments.
+    pub fn command(&self, location: Location) -> Result<Command> {
+        let mut command = Command::new(component::program()?);
+        match location {
+            Location::ControlPlane => command.arg("control"),
+            Location::Node(node) => command.args(["node", &node.name()]),
+            Location::Host(host) => command.args(["host", &host.name()]),
         };
         command.arg("--");
         Ok(command)
     }
 
-    /// An image with this program, and others beside it, on every node.
+    /// Builds an image with this program and other files, and imports it into every node.
     pub fn add_image(&self, name: &str, binary: &Path, with: &[String]) -> Result<()> {
-        let archive = quick("image", || store::make_image(&self.cache, name, binary, with))?;
+        let archive = timed("image", || image_store::make_image(&self.cache, name, binary, with))?;
         for node in self.nodes() {
-            quick(&format!("import into {node}"), || node::import(node, &archive, &self.cache))?;
+            timed(&format!("import into {node}"), || node::import(node, &archive, &self.cache))?;
         }
-        say(format!("{name} is on every node; use it with imagePullPolicy: Never"));
+        report(format!("{name} is on every node; use it with imagePullPolicy: Never"));
         Ok(())
     }
 
-    pub fn set_proxy(&mut self, mode: Option<Mode>) -> Result<()> {
-        each(&self.nodes(), |node| match mode {
+    pub fn set_proxy(&mut self, mode: Option<ProxyMode>) -> Result<()> {
+        for_each(&self.nodes(), |node| match mode {
             Some(mode) => proxy::start(node, mode, &self.cache),
             None => proxy::stop(node, &self.cache),
         })?;
-        self.shape.proxy = mode;
-        self.shape.save()
+        self.config.proxy = mode;
+        self.config.save()
     }
 
     pub fn down(self) -> Result<()> {
@@ -256,38 +285,38 @@ impl Cluster {
     }
 }
 
-/// Ends and removes all there is of a cluster, whole or not. Fine if there is nothing.
+/// Stops and removes everything of a cluster. Succeeds if there is none.
 pub fn down() -> Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "namespaces and cgroups need root: run with sudo");
     let _lock = state::lock()?;
-    Tree::find()?.remove()?;
+    CgroupTree::find()?.remove()?;
     network::remove()?;
     host::remove_pins();
     remove_state()
 }
 
-/// Next to a kube-proxy it takes other ports.
-fn start_agent(node: Node, binary: &Path, beside_proxy: bool) -> Result<()> {
+/// Starts an agent. Beside a kube-proxy it uses other ports.
+fn start_agent(node: NodeId, binary: &Path, beside_proxy: bool) -> Result<()> {
     let extra: &[String] = if beside_proxy { &["--beside-kube-proxy".to_owned()] } else { &[] };
     agent::start(node, binary, extra)?;
     agent::wait_until_ready(node, beside_proxy)
 }
 
-/// The mounts of a node go when the kernel has buried its last process, a moment after that process is gone.
+/// Retries, because the kernel removes a node's mounts only after the node's last process has been reaped.
 fn remove_state() -> Result<()> {
-    let patience = Patience { what: format!("removal of {}", state::ROOT), limit: Duration::from_secs(20), log: None };
+    let timeout = Timeout { what: format!("removal of {}", state::ROOT), limit: Duration::from_secs(20), log: None };
     let mut last = None;
-    let done = wait::until(patience, || match state::remove() {
+    let removed = wait::until(timeout, || match state::remove() {
         Ok(()) => Ok(Some(())),
         Err(error) => {
             last = Some(error);
             Ok(None)
         }
     });
-    done.map_err(|error| last.map_or(error, |last| last))
+    removed.map_err(|error| last.map_or(error, |last| last))
 }
 
-fn empty_logs(cache: &Cache) -> Result<()> {
+fn remove_logs(cache: &Cache) -> Result<()> {
     let dir = cache.path("log");
     fs::create_dir_all(&dir)?;
     for entry in fs::read_dir(&dir)?.flatten() {
@@ -298,12 +327,12 @@ fn empty_logs(cache: &Cache) -> Result<()> {
     Ok(())
 }
 
-/// The same for all nodes at once; the first error counts.
-fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> Result<()> {
+/// Runs `work` for all nodes in parallel, and returns the first error.
+fn for_each(nodes: &[NodeId], work: impl Fn(NodeId) -> Result<()> + Sync) -> Result<()> {
     let work = &work;
     let results: Vec<Result<()>> = thread::scope(|scope| {
         let threads: Vec<_> = nodes.iter().map(|node| (*node, scope.spawn(move || work(*node)))).collect();
-        let join = |(node, thread): (Node, thread::ScopedJoinHandle<Result<()>>)| {
+        let join = |(node, thread): (NodeId, thread::ScopedJoinHandle<Result<()>>)| {
             thread.join().expect("no thread panics").with_context(|| format!("node {node}"))
         };
         threads.into_iter().map(join).collect()
@@ -311,14 +340,25 @@ fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> Result<()> 
     results.into_iter().collect()
 }
 
-/// How to use what is up now.
-pub fn explain(cluster: &Cluster) {
-    let kit = part::program().map(|path| path.display().to_string()).unwrap_or_else(|_| "kit".into());
-    say("up. How to use it:");
-    say(format!("  {kit} kubectl get pods -A         kubectl as administrator"));
-    say(format!("  {kit} node 1 -- ip addr           a command inside node n1"));
-    say(format!("  {kit} control -- curl -s URL      a command outside the nodes"));
-    say(format!("  {kit} status                      what runs"));
-    say(format!("  {kit} down                        ends and removes all of it"));
-    say(format!("logs: {}", cluster.cache.path("log").display()));
+/// Prints commands that work in the new cluster.
+pub fn print_usage(cluster: &TestCluster, beeline: Option<&BeelineInstall>) {
+    let kit = component::program().map(|path| path.display().to_string()).unwrap_or_else(|_| "kit".into());
+    let (image, logs) = (CLIENT_IMAGE, cluster.cache.path("log"));
+    report("the cluster is up. Try it:\n");
+    println!("alias kit={kit}");
+    println!("kit kubectl create deployment web --image={image} --replicas=2 -- /agnhost netexec --http-port=8080");
+    println!("kit kubectl expose deployment web --port=80 --target-port=8080");
+    println!("kit kubectl wait --for=condition=Available --timeout=60s deployment/web");
+    println!("kit kubectl run client --rm -i --restart=Never --image={image} --command -- curl -s http://web/hostname");
+    match beeline {
+        Some(beeline) if beeline.chart => println!("kit kubectl beeline --node n1 services"),
+        Some(_) => println!("kit node 1 -- beeline services"),
+        None => {}
+    }
+    println!();
+    report("kit node 1 -- ip addr        runs a command inside node n1");
+    report("kit host add h1              adds a host outside that joins the cluster");
+    report("kit status                   lists the components");
+    report("kit down                     stops and removes the cluster");
+    report(format!("logs: {}", logs.display()));
 }

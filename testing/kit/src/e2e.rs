@@ -1,19 +1,19 @@
-//! Upstream's own end-to-end specs, unchanged, against the cluster that is up.
+//! Runs upstream's unchanged end-to-end specs against the running cluster.
 
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Result, ensure};
 
 use crate::{
-    Cluster, Place, call,
+    Location, TestCluster, address_plan,
     junit::{self, Spec},
-    plan, progress, state,
+    progress, state, subprocess,
 };
 
-/// Specs that no proxy can pass here: SCTP is not in every kernel, and a disruptive spec would end the cluster.
+/// Specs that cannot pass in the kit: SCTP is not in every kernel, and disruptive specs stop the cluster.
 pub const SKIP: &str = r"\[Disruptive\]|\[Serial\]|SCTP";
 
-pub struct Run {
+pub struct SpecRun {
     pub name: String,
     /// Regular expressions on the names of specs.
     pub focus: String,
@@ -22,33 +22,33 @@ pub struct Run {
     pub limit: Duration,
 }
 
-impl Run {
-    /// Prints the table, and gives the specs that ran. That one of them failed is for the caller to judge.
-    pub fn start(&self, cluster: &Cluster) -> Result<Vec<Spec>> {
+impl SpecRun {
+    /// Prints the results and returns the specs that ran, including failed ones.
+    pub fn start(&self, cluster: &TestCluster) -> Result<Vec<Spec>> {
         let program = cluster.cache.program("e2e.test");
         ensure!(program.exists(), "{} is missing: run `kit build --e2e`", program.display());
         let dir = cluster.cache.fresh(&format!("e2e/{}", self.name))?;
-        let ran = progress::step(&format!("specs (log: {})", dir.join("log").display()), || {
-            // Fails when a spec fails; which did, the reports say better.
-            let _ = call::run_logged(&mut self.command(cluster, &program, &dir)?, &dir.join("log"));
+        let specs = progress::step(&format!("specs (log: {})", dir.join("log").display()), || {
+            // The exit status only says that a spec failed; the reports contain the details.
+            let _ = subprocess::run_logged(&mut self.command(cluster, &program, &dir)?, &dir.join("log"));
             junit::read(&dir)
         })?;
-        let table = junit::table(&ran);
+        let table = junit::table(&specs);
         fs::write(dir.join("summary.txt"), &table)?;
         print!("{table}");
-        Ok(ran)
+        Ok(specs)
     }
 
-    fn command(&self, cluster: &Cluster, program: &PathBuf, dir: &PathBuf) -> Result<Command> {
+    fn command(&self, cluster: &TestCluster, program: &PathBuf, dir: &PathBuf) -> Result<Command> {
         let seconds = format!("{}s", self.limit.as_secs());
-        let mut command = cluster.command(Place::Control)?;
+        let mut command = cluster.command(Location::ControlPlane)?;
         command.args(["timeout", &seconds]).arg(cluster.cache.program("ginkgo")).current_dir(dir);
         command.args([format!("--procs={}", self.processes), format!("--timeout={seconds}"), "--no-color".into()]);
         command.args([format!("--focus={}", self.focus), format!("--skip={}", self.skip)]).arg(program);
         command.args(["--", "--provider=skeleton", "--node-os-distro=debian", "--disable-log-dump=true"]);
-        command.args(["--dump-logs-on-failure=false".into(), format!("--host={}", plan::api_url())]);
+        command.args(["--dump-logs-on-failure=false".into(), format!("--host={}", address_plan::api_url())]);
         command.arg(format!("--kubeconfig={}", state::kubeconfig("admin").display()));
-        command.args([format!("--num-nodes={}", cluster.shape.nodes), format!("--report-dir={}", dir.display())]);
+        command.args([format!("--num-nodes={}", cluster.config.nodes), format!("--report-dir={}", dir.display())]);
         Ok(command)
     }
 }

@@ -1,4 +1,4 @@
-//! Container images, made without a registry: layers are tar files, an archive is what `ctr images import` reads.
+//! Builds container images without a registry: layers are tar files, and an archive is read by `ctr images import`.
 
 use std::{
     fs::{self, File},
@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-const SEARCH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const PATH_VARIABLE: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A tar file on disk and its digest.
+/// A layer: a tar file and its digest.
 #[derive(Clone, Debug)]
 pub struct Layer {
     path: PathBuf,
@@ -22,23 +22,23 @@ pub struct Layer {
 
 pub struct Image {
     pub tags: Vec<String>,
-    /// `Entrypoint`, `Cmd`, `User`, as in an image's configuration.
+    /// `Entrypoint`, `Cmd` and `User` of the image's configuration.
     pub settings: Value,
     pub layers: Vec<Layer>,
 }
 
-/// Builds one layer.
-pub struct LayerFile {
+/// Writes one layer.
+pub struct LayerBuilder {
     path: PathBuf,
     tar: Builder<BufWriter<File>>,
 }
 
-impl LayerFile {
-    pub fn create(path: &Path) -> Result<LayerFile> {
+impl LayerBuilder {
+    pub fn create(path: &Path) -> Result<LayerBuilder> {
         let file = File::create(path).with_context(|| format!("write {}", path.display()))?;
         let mut tar = Builder::new(BufWriter::new(file));
         tar.follow_symlinks(false);
-        Ok(LayerFile { path: path.to_owned(), tar })
+        Ok(LayerBuilder { path: path.to_owned(), tar })
     }
 
     pub fn tree(&mut self, root: &Path) -> Result<()> {
@@ -90,7 +90,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// One archive for several images; layers that they share are in it once.
+/// Writes one archive with several images. Shared layers are written once.
 pub fn write_archive(images: &[Image], path: &Path) -> Result<()> {
     let unfinished = path.with_extension("unfinished");
     let mut tar = Builder::new(BufWriter::new(File::create(&unfinished)?));
@@ -121,9 +121,9 @@ fn append(tar: &mut Builder<BufWriter<File>>, name: &str, content: &[u8]) -> Res
 }
 
 fn configuration(image: &Image) -> Vec<u8> {
-    let mut settings = json!({"Env": [SEARCH]});
+    let mut settings = json!({"Env": [PATH_VARIABLE]});
     let own = image.settings.as_object().cloned().unwrap_or_default();
-    settings.as_object_mut().expect("made as one").extend(own);
+    settings.as_object_mut().expect("a JSON object").extend(own);
     let layers: Vec<String> = image.layers.iter().map(|layer| format!("sha256:{}", layer.digest)).collect();
     let architecture = if std::env::consts::ARCH == "aarch64" { "arm64" } else { "amd64" };
     let value = json!({

@@ -1,4 +1,4 @@
-//! What came of upstream's specs, read from the reports that they write.
+//! Results of upstream's specs, read from their JUnit reports.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -13,7 +13,7 @@ pub struct Spec {
     pub reason: String,
 }
 
-/// From all reports in a directory, ordered by state and name.
+/// Reads all reports of a directory. The specs are sorted by state and name.
 pub fn read(dir: &Path) -> Result<Vec<Spec>> {
     let mut specs = Vec::new();
     let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?.flatten();
@@ -34,7 +34,7 @@ pub fn read(dir: &Path) -> Result<Vec<Spec>> {
 fn parse(text: &str) -> Result<Vec<Spec>> {
     let document = Document::parse(text)?;
     let cases = document.descendants().filter(|node| node.has_tag_name("testcase"));
-    Ok(cases.map(spec).filter(ran).collect())
+    Ok(cases.map(spec).filter(is_reported).collect())
 }
 
 fn spec(case: Node) -> Spec {
@@ -49,9 +49,9 @@ fn spec(case: Node) -> Spec {
     }
 }
 
-/// Most specs are skipped by the filter: only those count that skipped themselves. Set-up of the suite counts only when
-/// it fails.
-fn ran(spec: &Spec) -> bool {
+/// Whether the result of a spec is reported. Specs that the filter skipped are not; those that skipped themselves are.
+/// Set-up of the suite is reported only if it fails.
+fn is_reported(spec: &Spec) -> bool {
     match (spec.name.starts_with("[It]"), spec.state.as_str()) {
         (true, "skipped") => spec.reason.starts_with("skipped -"),
         (true, _) => true,
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shows_what_ran_and_leaves_out_what_the_filter_left_out() {
+    fn specs_that_the_filter_skipped_are_not_reported() {
         let text = r#"<testsuites><testsuite>
             <testcase name="[It] serves" status="passed" time="2.5"/>
             <testcase name="[It] breaks" status="failed" time="1"><failure message="no&#10; answer"/></testcase>
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_no_success() {
+    fn a_run_without_reports_is_an_error() {
         assert_eq!(table(&[]), "no spec ran\n");
         assert!(read(tempfile::tempdir().unwrap().path()).is_err());
     }

@@ -1,26 +1,26 @@
-//! One file for each user of the API. JSON, which every reader of kubeconfigs takes, as it is YAML too.
+//! Kubeconfigs, one for each user of the API server. They are written as JSON, which is valid YAML.
 
 use anyhow::Result;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use crate::{
-    certificate::{Authority, Pair},
-    plan::{self, Host, Node},
+    address_plan::{self, HostId, NodeId},
+    certificate::{CertificateAuthority, CertificatePair},
     state,
 };
 
-/// The group that may do what an agent of Beeline may do, and nothing else.
+/// Group with exactly the permissions of Beeline's agent on a node.
 pub const AGENT_GROUP: &str = "beeline:agents";
-/// The same on a host outside.
+/// Group with exactly the permissions of Beeline's agent on a host outside.
 pub const HOST_GROUP: &str = "beeline:hosts";
 
 pub fn agent_user(node: impl std::fmt::Display) -> String {
     format!("beeline-agent-{node}")
 }
 
-pub fn make(authority: &Authority, nodes: &[Node]) -> Result<()> {
-    let save = |file: &str, user: &str, group| save(authority, &plan::api_url(), file, user, group);
+pub fn make(authority: &CertificateAuthority, nodes: &[NodeId]) -> Result<()> {
+    let save = |file: &str, user: &str, group| save(authority, &address_plan::api_url(), file, user, group);
     save("admin", "admin", Some("system:masters"))?;
     for name in ["kube-controller-manager", "kube-scheduler", "kube-proxy"] {
         save(name, &format!("system:{name}"), None)?;
@@ -29,20 +29,20 @@ pub fn make(authority: &Authority, nodes: &[Node]) -> Result<()> {
         save(&node.name(), &format!("system:node:{node}"), Some("system:nodes"))?;
         save(&agent_user(node), &agent_user(node), Some(AGENT_GROUP))?;
     }
-    for host in Host::all() {
+    for host in HostId::all() {
         save(&agent_user(host), &agent_user(host), Some(HOST_GROUP))?;
     }
     Ok(())
 }
 
-/// A user of the API server at this address.
-pub fn save(authority: &Authority, server: &str, file: &str, user: &str, group: Option<&str>) -> Result<()> {
+/// Writes a kubeconfig for a user of the API server at this URL.
+pub fn save(authority: &CertificateAuthority, server: &str, file: &str, user: &str, group: Option<&str>) -> Result<()> {
     let pair = authority.client(user, group)?;
     let text = serde_json::to_vec_pretty(&render(server, user, &authority.pair.certificate, &pair))?;
     state::write(&state::kubeconfig(file), text)
 }
 
-fn render(server: &str, user: &str, authority: &str, pair: &Pair) -> Value {
+fn render(server: &str, user: &str, authority: &str, pair: &CertificatePair) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -64,8 +64,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_the_api_server_and_carries_the_key() {
-        let pair = Pair { certificate: "CERTIFICATE".into(), key: "KEY".into() };
+    fn a_kubeconfig_contains_the_server_and_the_key() {
+        let pair = CertificatePair { certificate: "CERTIFICATE".into(), key: "KEY".into() };
         let config = render("https://172.31.0.1:6443", "beeline-agent-n1", "AUTHORITY", &pair);
         assert_eq!(config["clusters"][0]["cluster"]["server"], "https://172.31.0.1:6443");
         let user = &config["users"][0];

@@ -1,52 +1,53 @@
-//! A real Kubernetes of several nodes on one machine: upstream's own programs, each node in namespaces and a cgroup of
-//! its own, with Beeline or kube-proxy or neither. The machine's own network, packet filter and settings stay as they
-//! are.
+//! A real Kubernetes cluster of several nodes on one machine. It runs upstream's own programs, each node in namespaces
+//! and a cgroup of its own, with Beeline, kube-proxy or neither. The machine's own network, packet filter and settings
+//! are not changed.
 //!
-//! `Cluster` is the way in. What is built is in the `cache`, what runs is in the cgroup tree, and who has which address
-//! is in the `plan`.
+//! `TestCluster` is the entry point. The `cache` module holds what is built, `cgroup` what runs, and `address_plan` the
+//! names and addresses.
 
 #![forbid(unsafe_code)]
 
 pub mod addon;
+pub mod address_plan;
 pub mod agent;
 pub mod cache;
-mod call;
 mod certificate;
 mod cgroup;
+pub mod chart;
 pub mod cluster;
-mod control;
+pub mod component;
+mod control_plane;
+mod debian_package;
 pub mod e2e;
-pub mod first;
+pub mod extra_cluster;
 pub mod guest;
 pub mod host;
 mod image;
+pub mod image_store;
+pub mod init;
 pub mod junit;
 mod kubeconfig;
+pub mod load;
 mod manifest;
 pub mod namespace;
 mod network;
 pub mod node;
-mod package;
-pub mod part;
-pub mod plan;
 pub mod program;
 pub mod progress;
 pub mod proxy;
 mod state;
-pub mod store;
-pub mod storm;
+mod subprocess;
 mod toolchain;
-pub mod twin;
 pub mod wait;
 
-pub use cgroup::Tree;
-pub use cluster::{Cluster, Wish, down};
-pub use namespace::{Place, run_in};
-pub use plan::{Host, Node};
+pub use address_plan::{HostId, NodeId};
+pub use cgroup::CgroupTree;
+pub use cluster::{BeelineInstall, ClusterConfig, TestCluster, down};
+pub use namespace::{Location, run_in};
 
-/// What is built only where it is asked for.
+/// Optional parts of a build.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct More {
+pub struct BuildOptions {
     /// Upstream's end-to-end tests.
     pub tests: bool,
     pub helm: bool,
@@ -54,26 +55,26 @@ pub struct More {
     pub edge: bool,
 }
 
-/// Builds what a cluster needs; what is there already is kept.
-pub fn build(cache: &cache::Cache, more: &More) -> anyhow::Result<()> {
+/// Builds everything a cluster needs, and keeps what is already built.
+pub fn build(cache: &cache::Cache, options: &BuildOptions) -> anyhow::Result<()> {
     prepare(cache)?;
-    package::unpack_for_nodes(cache)?;
+    debian_package::unpack_for_nodes(cache)?;
     program::build_cluster(cache)?;
-    store::build(cache)?;
-    if more.tests {
+    image_store::build(cache)?;
+    if options.tests {
         program::build_tests(cache)?;
     }
-    if more.helm {
+    if options.helm {
         program::build_helm(cache)?;
     }
-    if more.edge {
+    if options.edge {
         program::build_edge(cache)?;
     }
-    progress::say(format!("built: {}", cache.root().display()));
+    progress::report(format!("built: {}", cache.root().display()));
     Ok(())
 }
 
-/// Helm alone: rendering the chart needs no cluster.
+/// Builds Helm alone, because rendering the chart needs no cluster.
 pub fn build_helm(cache: &cache::Cache) -> anyhow::Result<()> {
     prepare(cache)?;
     program::build_helm(cache)

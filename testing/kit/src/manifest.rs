@@ -1,26 +1,32 @@
-//! Objects that a new cluster starts with: the nodes, with their pod ranges and zones, and the rights of the agents.
+//! Objects of a new cluster: the nodes with their pod ranges and zones, the agents' roles, and an admission policy that
+//! keeps agents off the machine's root cgroup.
 
 use serde_json::{Value, json};
 
 use crate::{
+    address_plan::{NAME, NodeId},
     kubeconfig::{AGENT_GROUP, HOST_GROUP},
-    plan::Node,
-    state::Shape,
+    state::SavedConfig,
 };
 
-/// What a host outside may read: the role that is shipped for it.
+/// CRDs of Beeline's policies.
+pub const CRDS: [&str; 2] = [
+    include_str!("../../../deploy/chart/definitions/balancingpolicies.yaml"),
+    include_str!("../../../deploy/chart/definitions/localredirectpolicies.yaml"),
+];
+/// The shipped role of hosts outside.
 pub const HOST_ROLE: &str = include_str!("../../../deploy/outside/role.yaml");
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-pub fn list(nodes: &[Node], shape: &Shape) -> Value {
-    let nodes = nodes.iter().map(|node| self::node(*node, shape.zones));
-    let items: Vec<Value> = nodes.chain(bindings()).collect();
+pub fn list(nodes: &[NodeId], config: &SavedConfig) -> Value {
+    let nodes = nodes.iter().map(|node| self::node(*node, config.zones));
+    let items: Vec<Value> = nodes.chain(bindings()).chain(cgroup_guard()).collect();
     json!({"apiVersion": "v1", "kind": "List", "items": items})
 }
 
-/// What an agent may do, without any node.
-pub fn rights() -> Value {
+/// The agents' roles without nodes.
+pub fn roles() -> Value {
     json!({"apiVersion": "v1", "kind": "List", "items": bindings()})
 }
 
@@ -28,8 +34,8 @@ fn bindings() -> [Value; 3] {
     [agent_role(), binding("beeline-agent", AGENT_GROUP), binding("beeline-outside", HOST_GROUP)]
 }
 
-/// The kubelet finds its node there and fills in the rest.
-fn node(node: Node, zones: bool) -> Value {
+/// A Node with its pod range. The kubelet fills in the rest.
+fn node(node: NodeId, zones: bool) -> Value {
     let labels = match zones {
         true => json!({"topology.kubernetes.io/zone": node.zone()}),
         false => json!({}),
@@ -42,7 +48,7 @@ fn node(node: Node, zones: bool) -> Value {
     })
 }
 
-/// The least that an agent can live with.
+/// The minimal role of an agent.
 fn agent_role() -> Value {
     json!({
         "apiVersion": format!("{RBAC}/v1"),
@@ -72,21 +78,57 @@ fn binding(role: &str, group: &str) -> Value {
     })
 }
 
+/// Refuses agents that would attach to the machine's root cgroup. All nodes share the machine's cgroup2 hierarchy, so
+/// an agent pod without `--cgroup` would affect every socket of the machine.
+fn cgroup_guard() -> [Value; 2] {
+    let name = "kit-agent-cgroup";
+    let rule = |group: &str, resources: &[&str]| json!({"apiGroups": [group], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": resources});
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [rule("", &["pods"]), rule("apps", &["daemonsets"])]},
+            "variables": [
+                {"name": "pod", "expression": "object.kind == 'Pod' ? object.spec : object.spec.template.spec"},
+                {"name": "sees_cgroups", "expression": "has(variables.pod.volumes) && variables.pod.volumes.exists(volume, \
+                    has(volume.hostPath) && volume.hostPath.path.startsWith('/sys/fs/cgroup'))"},
+                {"name": "agents", "expression": "variables.pod.containers.filter(container, \
+                    has(container.args) && container.args.exists(argument, argument == 'agent'))"},
+            ],
+            "validations": [{
+                "expression": format!("!variables.sees_cgroups || variables.agents.all(agent, agent.args.exists(argument, \
+                    argument.startsWith('--cgroup=') && argument.contains('/{NAME}/')))"),
+                "message": format!("this agent would attach to the machine's root cgroup: in the kit set the chart's \
+                    value cgroup to a path below /{NAME}/, as `kit up --chart` does"),
+            }],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    });
+    [policy, binding]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn nodes_have_their_pods_and_zones() {
-        let nodes = Node::first(2).unwrap();
-        let list = list(&nodes, &Shape { nodes: 2, zones: true, proxy: None });
+    fn nodes_have_pod_ranges_and_zones() {
+        let nodes = NodeId::first(2).unwrap();
+        let list = list(&nodes, &SavedConfig { nodes: 2, zones: true, proxy: None });
         let second = &list["items"][1];
         assert_eq!(second["metadata"]["labels"]["topology.kubernetes.io/zone"], "z2");
         assert_eq!(second["spec"]["podCIDRs"], json!(["10.245.2.0/24", "fd00:10:245:2::/64"]));
     }
 
     #[test]
-    fn an_agent_may_change_nothing_but_nodes_and_events() {
+    fn an_agent_may_write_only_nodes_and_events() {
         for rule in agent_role()["rules"].as_array().unwrap() {
             let verbs: Vec<&str> =
                 rule["verbs"].as_array().unwrap().iter().map(|verb| verb.as_str().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! A node: its first process, containerd and kubelet, each with the settings that let several of them share a machine.
+//! A node: its init process, containerd and kubelet, with the settings that let several nodes share a machine.
 
 use std::{
     fs::{self, File},
@@ -11,51 +11,52 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::{
+    address_plan::{CONTROL, DNS, DOMAIN, NAME, NodeId},
     cache::Cache,
-    call,
-    cgroup::Tree,
-    namespace::Place,
+    cgroup::CgroupTree,
+    component::{self, Component},
+    namespace::Location,
     network::namespace_file,
-    part::{self, Part},
-    plan::{CONTROL, DNS, DOMAIN, NAME, Node},
-    state,
-    wait::{self, Patience},
+    state, subprocess,
+    wait::{self, Timeout},
 };
 
 const SOCKET: &str = "/run/containerd/containerd.sock";
 pub const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10.1";
-/// The part under which a node's first process runs.
-const FIRST: &str = "first";
+/// Component name of a node's init process.
+const INIT: &str = "init";
 const CNI: &str = "cni/10-kit.conflist";
 
-/// The pid of the node's first process, as the machine sees it; it leads into all namespaces of the node.
-pub fn first_process(node: Node) -> Result<i32> {
-    let text = fs::read_to_string(state::node(node, "first.pid")).unwrap_or_default();
-    let pid: i32 = text.trim().parse().ok().with_context(|| format!("node {node} is not up (`kit status`)"))?;
-    let alive = Tree::find()?.pids(&format!("{node}/{FIRST}"), "kit").iter().any(|known| known.as_raw_pid() == pid);
-    ensure!(alive, "the first process of node {node} has ended: `kit down`, then `kit up`");
+/// The pid of the node's init process in the machine's pid namespace, through which other processes enter the node.
+pub fn init_process(node: NodeId) -> Result<i32> {
+    let text = fs::read_to_string(state::node(node, "init.pid")).unwrap_or_default();
+    let pid: i32 = text.trim().parse().ok().with_context(|| format!("node {node} is not running: see `kit status`"))?;
+    let alive =
+        CgroupTree::find()?.pids(&format!("{node}/{INIT}"), "kit").iter().any(|known| known.as_raw_pid() == pid);
+    ensure!(alive, "the init process of node {node} has ended: run `kit down`, then `kit up`");
     Ok(pid)
 }
 
-/// Makes the node's files and namespaces. Containerd and kubelet come later, as parts.
-pub fn make(node: Node, cache: &Cache) -> Result<()> {
-    Tree::find()?.make_node(node)?;
-    copy_store(node, cache)?;
+/// Creates the node's files and namespaces. containerd and kubelet are started later, as components.
+pub fn make(node: NodeId, cache: &Cache) -> Result<()> {
+    CgroupTree::find()?.make_node(node)?;
+    copy_image_store(node, cache)?;
     let json = |value: Value| serde_json::to_vec_pretty(&value);
-    state::write(&state::node(node, CNI), json(cni(node))?)?;
+    state::write(&state::node(node, CNI), json(routed_cni(node))?)?;
     state::write(&state::node(node, "kubelet.json"), json(kubelet_settings(node))?)?;
     state::write(&state::node(node, "resolv.conf"), format!("nameserver {DNS}\n"))?;
     let settings = containerd_settings(cache, &state::node(node, "containerd"), "/run/containerd", Some(node));
     state::write(&state::node(node, "containerd.toml"), settings)?;
-    start_first(node, cache)
+    start_init(node, cache)
 }
 
-/// Files that are never changed in place are shared with the cache by hard links; containerd's tables are copied.
-fn copy_store(node: Node, cache: &Cache) -> Result<()> {
+/// Copies containerd's files from the cache. Files that are never changed in place are hard links; containerd's
+/// databases are copied.
+fn copy_image_store(node: NodeId, cache: &Cache) -> Result<()> {
     let to = state::node(node, "containerd");
     fs::create_dir_all(state::node(node, ""))?;
     if copy("-al", &cache.store(), &to).is_err() {
-        let _ = fs::remove_dir_all(&to); // Another file system: no links from one to the other.
+        let _ = fs::remove_dir_all(&to); // The cache is on another file system, so hard links are impossible.
         copy("-a", &cache.store(), &to)?;
     }
     for table in ["io.containerd.metadata.v1.bolt/meta.db", "io.containerd.snapshotter.v1.overlayfs/metadata.db"] {
@@ -65,58 +66,58 @@ fn copy_store(node: Node, cache: &Cache) -> Result<()> {
     Ok(())
 }
 
-/// Ends with the kit, if that is killed: `down` removes what `cp` writes.
+/// Runs `cp`, which ends when the kit is killed, so that `kit down` does not race with it.
 fn copy(how: &str, from: &Path, to: &Path) -> Result<()> {
-    call::run(Command::new("setpriv").args(["--pdeathsig", "KILL", "--", "cp", how]).arg(from).arg(to)).map(drop)
+    subprocess::run(Command::new("setpriv").args(["--pdeathsig", "KILL", "--", "cp", how]).arg(from).arg(to)).map(drop)
 }
 
-fn start_first(node: Node, cache: &Cache) -> Result<()> {
-    let path = cache.log(&format!("{node}-first"));
+fn start_init(node: NodeId, cache: &Cache) -> Result<()> {
+    let path = cache.log(&format!("{node}-init"));
     let log = File::create(&path).with_context(|| format!("open {}", path.display()))?;
-    let mut child = Command::new(part::program()?)
-        .args(["first", &node.name()])
+    let mut child = Command::new(component::program()?)
+        .args(["init", &node.name()])
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()
-        .context("start the first process")?;
-    let patience = Patience::new(format!("first process of {node}"), 20, path.clone());
-    wait::until(patience, || match child.try_wait()? {
-        Some(status) => bail!("the first process of {node} ended ({status}): read {}", path.display()),
-        None => Ok(first_process(node).ok().map(drop)),
+        .context("start the init process")?;
+    let timeout = Timeout::new(format!("init process of {node}"), 20, path.clone());
+    wait::until(timeout, || match child.try_wait()? {
+        Some(status) => bail!("the init process of {node} ended ({status}): read {}", path.display()),
+        None => Ok(init_process(node).ok().map(drop)),
     })
 }
 
-/// Becomes `unshare`, which starts this program again as first process in namespaces of its own.
-pub fn exec_first(node: Node) -> Result<()> {
+/// Replaces this process by `unshare`, which runs this program again as the init process in new namespaces.
+pub fn exec_init(node: NodeId) -> Result<()> {
     use std::os::unix::process::CommandExt;
-    Tree::find()?.join(&format!("{node}/{FIRST}"))?;
+    CgroupTree::find()?.join(&format!("{node}/{INIT}"))?;
     rustix::process::setsid().context("start a session")?;
     let network = format!("--net={}", namespace_file(&node.namespace()).display());
     let mut command = Command::new("nsenter");
     command.args([&network, "--", "unshare", "-m", "-u", "-i", "-p", "--fork", "--kill-child", "--"]);
-    command.arg(part::program()?).args(["first", "--inside", &node.name()]);
+    command.arg(component::program()?).args(["init", "--inside", &node.name()]);
     Err(command.exec()).context("run nsenter and unshare (package util-linux)")
 }
 
-pub fn containerd(node: Node, cache: &Cache) -> Result<Part> {
+pub fn containerd(node: NodeId, cache: &Cache) -> Result<Component> {
     let program = cache.debian("usr/bin/containerd").display().to_string();
     let settings = state::node(node, "containerd.toml").display().to_string();
-    Part::new(Place::Node(node), "containerd", vec![program, "--config".into(), settings])
+    Component::new(Location::Node(node), "containerd", vec![program, "--config".into(), settings])
 }
 
-/// A kubelet ends when it finds no containerd, so this comes between the two.
-pub fn wait_for_containerd(node: Node, containerd: &Part) -> Result<()> {
-    let socket = format!("/proc/{}/root{SOCKET}", first_process(node)?);
-    wait::until(Patience::new(format!("containerd of {node}"), 30, containerd.log()), || {
+/// Waits until containerd accepts connections. A kubelet that finds no containerd exits.
+pub fn wait_for_containerd(node: NodeId, containerd: &Component) -> Result<()> {
+    let socket = format!("/proc/{}/root{SOCKET}", init_process(node)?);
+    wait::until(Timeout::new(format!("containerd of {node}"), 30, containerd.log()), || {
         containerd.require_running()?;
         Ok(UnixStream::connect(Path::new(&socket)).ok().map(drop))
     })
 }
 
-pub fn kubelet(node: Node, cache: &Cache) -> Result<Part> {
+pub fn kubelet(node: NodeId, cache: &Cache) -> Result<Component> {
     let addresses = node.addresses().map(|address| address.to_string()).join(",");
-    let words = vec![
+    let arguments = vec![
         cache.program("kubelet").display().to_string(),
         format!("--config={}", state::node(node, "kubelet.json").display()),
         format!("--kubeconfig={}", state::kubeconfig(&node.name()).display()),
@@ -124,15 +125,15 @@ pub fn kubelet(node: Node, cache: &Cache) -> Result<Part> {
         format!("--node-ip={addresses}"),
         "--v=2".into(),
     ];
-    Part::new(Place::Node(node), "kubelet", words)
+    Component::new(Location::Node(node), "kubelet", arguments)
 }
 
-fn kubelet_settings(node: Node) -> Value {
+fn kubelet_settings(node: NodeId) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "cgroupDriver": "cgroupfs",
-        // Without a root of its own, each kubelet would take the other nodes' pods for leftovers and remove them.
+        // Without a root of its own, each kubelet would treat the other nodes' pods as orphans and remove them.
         "cgroupRoot": format!("/{NAME}/{node}"),
         "failCgroupV1": false,
         "enforceNodeAllocatable": ["none"],
@@ -148,7 +149,8 @@ fn kubelet_settings(node: Node) -> Value {
         "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
         "failSwapOn": false,
         "serializeImagePulls": false,
-        // The machine's disk is not the node's: no image may be thrown away, nobody evicted, because others fill it.
+        // The disk is shared with the machine: no image may be removed and no pod evicted because other programs fill
+        // it.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {
             "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%", "memory.available": "50Mi",
@@ -156,8 +158,8 @@ fn kubelet_settings(node: Node) -> Value {
     })
 }
 
-/// Addresses of pods come from the node's range, and their leases are forgotten with its /run.
-fn cni(node: Node) -> Value {
+/// CNI configuration with the node's own pod range. Address leases are kept in the node's /run.
+fn routed_cni(node: NodeId) -> Value {
     let ranges: Vec<Value> = node.pods().iter().map(|range| json!([{"subnet": range}])).collect();
     let ipam = json!({
         "type": "host-local",
@@ -175,24 +177,24 @@ fn cni(node: Node) -> Value {
     })
 }
 
-/// Pods that are made on this node from now on stand on the nodes' own network, beside the nodes: whoever is on it reaches
-/// them without a route. The node itself does not, as with every macvlan.
-pub fn set_macvlan(node: Node) -> Result<()> {
-    write_cni(node, &macvlan(node))
+/// Pods created on this node from now on get macvlan interfaces on the nodes' network, so every host on that network
+/// reaches them without a route. The node itself does not reach them, as with every macvlan.
+pub fn set_macvlan(node: NodeId) -> Result<()> {
+    write_cni(node, &macvlan_cni(node))
 }
 
-/// Pods from now on are again behind the node.
-pub fn set_routed(node: Node) -> Result<()> {
-    write_cni(node, &cni(node))
+/// Pods created from now on are routed through the node again.
+pub fn set_routed(node: NodeId) -> Result<()> {
+    write_cni(node, &routed_cni(node))
 }
 
-/// In place: containerd reads the folder again when a file in it is written, but not when one comes by a rename.
-fn write_cni(node: Node, settings: &Value) -> Result<()> {
+/// Writes in place: containerd reloads the folder when a file in it is written, but not when one is renamed into it.
+fn write_cni(node: NodeId, settings: &Value) -> Result<()> {
     state::write(&state::node(node, CNI), serde_json::to_vec_pretty(settings)?)
 }
 
-fn macvlan(node: Node) -> Value {
-    let ranges: Vec<Value> = node.neighbours().into_iter().zip(CONTROL).map(|((subnet, [start, end]), gateway)| {
+fn macvlan_cni(node: NodeId) -> Value {
+    let ranges: Vec<Value> = node.macvlan_ranges().into_iter().zip(CONTROL).map(|((subnet, [start, end]), gateway)| {
         json!([{"subnet": subnet, "rangeStart": start, "rangeEnd": end, "gateway": gateway}])
     }).collect();
     let ipam = json!({
@@ -208,8 +210,8 @@ fn macvlan(node: Node) -> Value {
     })
 }
 
-/// Also used without a node, to fill the store.
-pub fn containerd_settings(cache: &Cache, root: &Path, state: &str, node: Option<Node>) -> String {
+/// containerd's configuration. `node` is None while the image store is built.
+pub fn containerd_settings(cache: &Cache, root: &Path, state: &str, node: Option<NodeId>) -> String {
     let configuration = node.map(|node| state::node(node, "cni")).unwrap_or_default();
     format!(
         r#"version = 2
@@ -240,12 +242,12 @@ state = "{state}"
 }
 
 /// Imports an archive of images into a running node.
-pub fn import(node: Node, archive: &Path, cache: &Cache) -> Result<()> {
-    let mut command = Command::new(part::program()?);
+pub fn import(node: NodeId, archive: &Path, cache: &Cache) -> Result<()> {
+    let mut command = Command::new(component::program()?);
     command.args(["node", &node.name(), "--"]).arg(cache.debian("usr/bin/ctr"));
     command.args(["-n", "k8s.io", "images", "import", "-"]).stdin(File::open(archive)?);
     let output = command.output().context("run ctr")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "import {} into {node}: {}", archive.display(), said.trim());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "import {} into {node}: {}", archive.display(), stderr.trim());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Programs built from Go modules. Which version of what is said by the go.mod and go.sum in this crate, alone.
+//! Programs built from Go modules. Their versions are pinned by the go.mod and go.sum files of this crate.
 
 use std::{
     fs,
@@ -9,33 +9,33 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    cache::{Cache, Stamp},
-    call,
-    progress::{say, step},
-    toolchain::{self, Version},
+    cache::{BuildStamp, Cache},
+    progress::{report, step},
+    subprocess,
+    toolchain::{self, GoVersion},
 };
 
-/// A module of ours that requires what we build, at a pinned version.
-pub struct Module {
+/// A Go module of this crate that requires the programs to build at a pinned version.
+pub struct GoModule {
     name: &'static str,
     pub requires: &'static str,
     pub definition: &'static str,
     sums: &'static str,
 }
 
-pub const KUBERNETES: Module = Module {
+pub const KUBERNETES: GoModule = GoModule {
     name: "kubernetes",
     requires: "k8s.io/kubernetes",
     definition: include_str!("../go/kubernetes/go.mod"),
     sums: include_str!("../go/kubernetes/go.sum"),
 };
-pub const HELM: Module = Module {
+pub const HELM: GoModule = GoModule {
     name: "helm",
     requires: "helm.sh/helm/v4",
     definition: include_str!("../go/helm/go.mod"),
     sums: include_str!("../go/helm/go.sum"),
 };
-pub const EDGE: Module = Module {
+pub const EDGE: GoModule = GoModule {
     name: "edge",
     requires: "github.com/kubeedge/kubeedge",
     definition: include_str!("../go/edge/go.mod"),
@@ -53,22 +53,22 @@ const CLUSTER: [&str; 8] = [
     "k8s.io/kubernetes/test/images/regression-issue-74839",
 ];
 const EDGES: [&str; 2] = ["github.com/kubeedge/kubeedge/cloud/cmd/cloudcore", EDGECORE];
-/// Its database is a library in C.
+/// edgecore needs cgo, because its database is a C library.
 const EDGECORE: &str = "github.com/kubeedge/kubeedge/edge/cmd/edgecore";
-/// What KubeEdge's chart puts into a cluster and is of use without it, in the module and in the cache.
+/// Files of KubeEdge's chart that are needed without the chart: path in the module, name in the cache.
 const EDGE_FILES: [(&str, &str); 2] =
     [("build/crds", "crds"), ("manifests/charts/cloudcore/templates/rbac_cloudcore.yaml", "rbac_cloudcore.yaml")];
 const TESTS: [&str; 2] = ["github.com/onsi/ginkgo/v2/ginkgo", "k8s.io/kubernetes/test/e2e"];
 
-impl Module {
+impl GoModule {
     /// The version that go.mod requires, such as v1.35.8.
     pub fn version(&self) -> &'static str {
-        let words = self.definition.lines().map(|line| line.trim().trim_start_matches("require "));
-        let version = words.filter_map(|line| line.strip_prefix(self.requires)?.strip_prefix(' ')).next();
-        version.and_then(|rest| rest.split(' ').next()).expect("go.mod names what it requires; a test sees to it")
+        let arguments = self.definition.lines().map(|line| line.trim().trim_start_matches("require "));
+        let version = arguments.filter_map(|line| line.strip_prefix(self.requires)?.strip_prefix(' ')).next();
+        version.and_then(|rest| rest.split(' ').next()).expect("a test checks that go.mod names the required module")
     }
 
-    /// Go wants a directory that it may look around in; the source tree is not it.
+    /// Writes the module to the cache, because Go must not search the source tree.
     fn write(&self, cache: &Cache) -> Result<PathBuf> {
         let dir = cache.path("module").join(self.name);
         fs::create_dir_all(&dir)?;
@@ -77,16 +77,16 @@ impl Module {
         Ok(dir)
     }
 
-    /// Where Go keeps the source of what it requires.
+    /// Directory of the required module's source in Go's module cache.
     fn source(&self, cache: &Cache) -> Result<PathBuf> {
-        let go = toolchain::find(cache, Version::wanted(self.definition)?)?;
+        let go = toolchain::find(cache, GoVersion::required_by(self.definition)?)?;
         let mut list = Command::new(go);
         list.args(["list", "-mod=readonly", "-m", "-f", "{{.Dir}}", self.requires]);
-        let found = call::run(list.current_dir(self.write(cache)?).env("GOFLAGS", "").env("GOWORK", "off"))?;
+        let found = subprocess::run(list.current_dir(self.write(cache)?).env("GOFLAGS", "").env("GOWORK", "off"))?;
         Ok(Path::new(found.trim()).to_owned())
     }
 
-    /// Kubernetes' programs learn their version from the linker, and KubeEdge's.
+    /// Kubernetes' and KubeEdge's programs get their version from the linker.
     fn linker_options(&self) -> String {
         let version = self.version();
         let minor = version.split('.').nth(1).unwrap_or_default();
@@ -94,22 +94,23 @@ impl Module {
             "edge" => &["github.com/kubeedge/kubeedge/pkg/version"],
             _ => &["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"],
         };
-        let facts = [("gitVersion", version), ("gitMajor", "1"), ("gitMinor", minor), ("gitTreeState", "clean")];
-        let set = |package: &str| facts.map(|(name, value)| format!(" -X {package}.{name}={value}")).concat();
+        let variables = [("gitVersion", version), ("gitMajor", "1"), ("gitMinor", minor), ("gitTreeState", "clean")];
+        let set = |package: &str| variables.map(|(name, value)| format!(" -X {package}.{name}={value}")).concat();
         format!("-s -w{}", packages.iter().map(|package| set(package)).collect::<String>())
     }
 
     fn build(&self, packages: &[&str], cache: &Cache) -> Result<()> {
         let input = format!("{}{}", self.definition, self.linker_options());
-        let stamps = packages.iter().map(|package| Stamp::new(cache, name(package), &input));
-        let stamps: Vec<Stamp> = stamps.collect::<Result<_>>()?;
-        let missing = |(package, stamp): &(&&str, &Stamp)| !(stamp.holds() && cache.program(name(package)).exists());
+        let stamps = packages.iter().map(|package| BuildStamp::new(cache, name(package), &input));
+        let stamps: Vec<BuildStamp> = stamps.collect::<Result<_>>()?;
+        let missing =
+            |(package, stamp): &(&&str, &BuildStamp)| !(stamp.is_current() && cache.program(name(package)).exists());
         let todo: Vec<_> = packages.iter().zip(&stamps).filter(missing).collect();
         if todo.is_empty() {
-            say(format!("{} {}: all {} programs are there", self.name, self.version(), packages.len()));
+            report(format!("{} {}: all {} programs are already built", self.name, self.version(), packages.len()));
             return Ok(());
         }
-        let go = toolchain::find(cache, Version::wanted(self.definition)?)?;
+        let go = toolchain::find(cache, GoVersion::required_by(self.definition)?)?;
         let dir = self.write(cache)?;
         for (index, (package, stamp)) in todo.iter().enumerate() {
             let what = format!("{} {} ({} of {})", name(package), self.version(), index + 1, todo.len());
@@ -129,16 +130,16 @@ impl Module {
         let output = cache.program(name(package));
         command.args(["-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", &self.linker_options(), "-o"]);
         command.arg(output).arg(package);
-        // Go knows two versions of the library under everything, with C and without: one choice a module, or it is
-        // all compiled twice.
+        // The standard library is compiled separately with and without cgo. One choice per module avoids compiling
+        // everything twice.
         command.env("CGO_ENABLED", if self.name == "edge" { "1" } else { "0" });
         command.env("GOTOOLCHAIN", "local").env("GOFLAGS", "").env("GOWORK", "off");
-        call::run_logged(&mut command, &cache.log(&format!("build-{}", name(package))))
+        subprocess::run_logged(&mut command, &cache.log(&format!("build-{}", name(package))))
             .with_context(|| format!("build {package}"))
     }
 }
 
-/// What a package's program is called.
+/// File name of a package's program.
 fn name(package: &str) -> &str {
     match package {
         "k8s.io/kubernetes/test/e2e" => "e2e.test",
@@ -151,16 +152,16 @@ pub fn build_cluster(cache: &Cache) -> Result<()> {
     build_pause(cache)
 }
 
-/// Kubernetes' only program in C: the process that holds a pod's namespaces.
+/// Builds pause, the C program that keeps a pod's namespaces alive.
 fn build_pause(cache: &Cache) -> Result<()> {
-    let stamp = Stamp::new(cache, "pause", KUBERNETES.version())?;
-    if stamp.holds() && cache.program("pause").exists() {
+    let stamp = BuildStamp::new(cache, "pause", KUBERNETES.version())?;
+    if stamp.is_current() && cache.program("pause").exists() {
         return Ok(());
     }
     let source = KUBERNETES.source(cache)?.join("build/pause/linux/pause.c");
     let mut compile = Command::new("gcc");
     compile.args(["-Os", "-static", "-DVERSION=kit", "-o"]).arg(cache.program("pause")).arg(source);
-    step("pause", || call::run(&mut compile))?;
+    step("pause", || subprocess::run(&mut compile))?;
     stamp.write()
 }
 
@@ -168,11 +169,11 @@ pub fn build_tests(cache: &Cache) -> Result<()> {
     KUBERNETES.build(&TESTS, cache)
 }
 
-/// Both halves of KubeEdge, and what a cluster needs to know of it.
+/// Builds KubeEdge's cloudcore and edgecore, and copies their CRDs and RBAC objects.
 pub fn build_edge(cache: &Cache) -> Result<()> {
     EDGE.build(&EDGES, cache)?;
-    let stamp = Stamp::new(cache, "edge", EDGE.version())?;
-    if stamp.holds() && cache.path("edge").exists() {
+    let stamp = BuildStamp::new(cache, "edge", EDGE.version())?;
+    if stamp.is_current() && cache.path("edge").exists() {
         return Ok(());
     }
     let (source, target) = (EDGE.source(cache)?, cache.fresh("edge")?);
@@ -180,7 +181,7 @@ pub fn build_edge(cache: &Cache) -> Result<()> {
         let mut copy = Command::new("cp");
         // The module's files are read-only.
         copy.args(["-r", "--no-preserve=mode"]).arg(source.join(from)).arg(target.join(to));
-        call::run(&mut copy).with_context(|| format!("KubeEdge's {from}"))?;
+        subprocess::run(&mut copy).with_context(|| format!("KubeEdge's {from}"))?;
     }
     stamp.write()
 }
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_and_sums_are_there() {
+    fn every_module_has_a_version_and_a_checksum() {
         for module in [KUBERNETES, HELM, EDGE] {
             let line = format!("{} {} h1:", module.requires, module.version());
             assert!(module.sums.contains(&line), "go.sum of {} lacks {line}", module.name);
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_named_as_upstream_names_them() {
+    fn programs_have_upstreams_names() {
         assert_eq!(name("k8s.io/kubernetes/test/e2e"), "e2e.test");
         assert_eq!(name("k8s.io/kubernetes/cmd/kubelet"), "kubelet");
     }

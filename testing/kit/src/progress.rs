@@ -1,23 +1,23 @@
-//! One line for each step, with the time it took: nobody should wonder whether something still happens.
+//! Progress lines: one for each step, with the time it took.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-pub fn say(line: impl AsRef<str>) {
+pub fn report(line: impl AsRef<str>) {
     println!("kit: {}", line.as_ref());
 }
 
-/// Announces a step that takes long, and tells when it is done.
+/// Reports a long step at its start and at its end.
 pub fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    say(format!("{what} ..."));
-    quick(what, work)
+    report(format!("{what} ..."));
+    timed(what, work)
 }
 
-/// Tells of a step once it is done.
-pub fn quick<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Reports a step at its end only.
+pub fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let done = work().with_context(|| what.to_owned())?;
-    say(format!("{what}: {:.1} s", start.elapsed().as_secs_f32()));
+    report(format!("{what}: {:.1} s", start.elapsed().as_secs_f32()));
     Ok(done)
 }

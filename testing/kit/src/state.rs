@@ -1,4 +1,4 @@
-//! The files of the one cluster that runs on this machine. Its place is fixed, as its names in the kernel are.
+//! Files of the cluster that runs on this machine. There is at most one, so the directory is fixed.
 
 use std::{
     fs::{self, File, Permissions},
@@ -12,36 +12,36 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    plan::Node,
-    proxy::Mode,
-    wait::{self, Patience},
+    address_plan::NodeId,
+    proxy::ProxyMode,
+    wait::{self, Timeout},
 };
 
 pub const ROOT: &str = "/var/tmp/beeline-kit";
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
-/// What `up` was asked for; later commands read it.
+/// Configuration of the running cluster, saved by `up` for later commands.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Shape {
+pub struct SavedConfig {
     pub nodes: u8,
     pub zones: bool,
-    pub proxy: Option<Mode>,
+    pub proxy: Option<ProxyMode>,
 }
 
-impl Shape {
-    pub fn nodes(&self) -> Result<Vec<Node>> {
-        Node::first(self.nodes)
+impl SavedConfig {
+    pub fn nodes(&self) -> Result<Vec<NodeId>> {
+        NodeId::first(self.nodes)
     }
 
     pub fn save(&self) -> Result<()> {
         write(&path("cluster.json"), serde_json::to_vec_pretty(self)?)
     }
 
-    pub fn load() -> Result<Shape> {
+    pub fn load() -> Result<SavedConfig> {
         let path = path("cluster.json");
         match fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).with_context(|| format!("read {}", path.display())),
-            Err(error) if error.kind() == ErrorKind::NotFound => bail!("no cluster is up: run `kit up`"),
+            Err(error) if error.kind() == ErrorKind::NotFound => bail!("no cluster is running: run `kit up`"),
             Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
         }
     }
@@ -51,8 +51,8 @@ pub fn path(below: &str) -> PathBuf {
     Path::new(ROOT).join(below)
 }
 
-/// Files of a node: its kubelet's, its containerd's, its configuration.
-pub fn node(node: Node, below: &str) -> PathBuf {
+/// Path below a node's directory, which contains the files of its kubelet and containerd.
+pub fn node(node: NodeId, below: &str) -> PathBuf {
     Path::new(ROOT).join("node").join(node.name()).join(below)
 }
 
@@ -60,13 +60,13 @@ pub fn kubeconfig(user: &str) -> PathBuf {
     path("kubeconfig").join(format!("{user}.kubeconfig"))
 }
 
-/// Held while a cluster is brought up or down; the kernel lets go of it when the holder dies.
+/// Lock that is held while a cluster is started or stopped. The kernel releases it when the holder dies.
 pub fn lock() -> Result<File> {
-    fs::create_dir_all(ROOT).with_context(|| format!("make {ROOT}"))?;
+    fs::create_dir_all(ROOT).with_context(|| format!("create {ROOT}"))?;
     let file = File::open(ROOT)?;
-    // A holder that was killed a moment ago may not be quite gone.
-    let patience = Patience { what: "the end of another kit's up or down".into(), limit: LOCK_LIMIT, log: None };
-    wait::until(patience, || Ok(file.try_lock().ok()))?;
+    // A holder that was just killed may not have exited yet.
+    let timeout = Timeout { what: "another `kit up` or `kit down` to end".into(), limit: LOCK_LIMIT, log: None };
+    wait::until(timeout, || Ok(file.try_lock().ok()))?;
     Ok(file)
 }
 
@@ -87,7 +87,7 @@ pub fn remove() -> Result<()> {
 
 pub fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
+        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     }
     fs::write(path, content).with_context(|| format!("write {}", path.display()))
 }

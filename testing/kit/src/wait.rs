@@ -1,4 +1,4 @@
-//! Waiting with an end. Whoever waits says for what, how long, and which log tells why it did not come.
+//! Waits for a condition with a time limit. The error of a wait names the condition, the limit and the log to read.
 
 use std::{
     path::PathBuf,
@@ -8,36 +8,37 @@ use std::{
 
 use anyhow::{Result, bail};
 
-const STEP: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-pub struct Patience {
+pub struct Timeout {
+    /// The awaited condition, for the error message.
     pub what: String,
     pub limit: Duration,
     pub log: Option<PathBuf>,
 }
 
-impl Patience {
-    pub fn new(what: impl Into<String>, seconds: u64, log: PathBuf) -> Patience {
-        Patience { what: what.into(), limit: Duration::from_secs(seconds), log: Some(log) }
+impl Timeout {
+    pub fn new(what: impl Into<String>, seconds: u64, log: PathBuf) -> Timeout {
+        Timeout { what: what.into(), limit: Duration::from_secs(seconds), log: Some(log) }
     }
 
-    fn spent(&self) -> anyhow::Error {
+    fn error(&self) -> anyhow::Error {
         let hint = self.log.as_ref().map(|log| format!(": read {}", log.display())).unwrap_or_default();
-        anyhow::anyhow!("{} did not come within {} s{hint}", self.what, self.limit.as_secs())
+        anyhow::anyhow!("timed out after {} s waiting for {}{hint}", self.limit.as_secs(), self.what)
     }
 }
 
-/// Asks until there is an answer. An error ends the wait at once: it says that the answer cannot come any more.
-pub fn until<T>(patience: Patience, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Calls `check` until it returns a value. An error of `check` ends the wait: the condition can no longer become true.
+pub fn until<T>(timeout: Timeout, mut check: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {
-        if let Some(answer) = ask()? {
-            return Ok(answer);
+        if let Some(value) = check()? {
+            return Ok(value);
         }
-        if start.elapsed() >= patience.limit {
-            bail!(patience.spent());
+        if start.elapsed() >= timeout.limit {
+            bail!(timeout.error());
         }
-        sleep(STEP);
+        sleep(POLL_INTERVAL);
     }
 }
 
@@ -46,15 +47,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_the_log_when_time_is_up() {
-        let patience = Patience::new("the moon", 0, "/var/log/sky.log".into());
-        let error = until(patience, || Ok(None::<()>)).unwrap_err();
-        assert_eq!(error.to_string(), "the moon did not come within 0 s: read /var/log/sky.log");
+    fn a_timeout_names_the_condition_and_the_log() {
+        let timeout = Timeout::new("the API server", 0, "/var/log/api.log".into());
+        let error = until(timeout, || Ok(None::<()>)).unwrap_err();
+        assert_eq!(error.to_string(), "timed out after 0 s waiting for the API server: read /var/log/api.log");
     }
 
     #[test]
     fn an_error_ends_the_wait() {
-        let patience = Patience::new("the moon", 600, "sky.log".into());
-        assert_eq!(until(patience, || -> Result<Option<()>> { bail!("it fell") }).unwrap_err().to_string(), "it fell");
+        let timeout = Timeout::new("the API server", 600, "api.log".into());
+        let error = until(timeout, || -> Result<Option<()>> { bail!("it exited") }).unwrap_err();
+        assert_eq!(error.to_string(), "it exited");
     }
 }

@@ -1,9 +1,8 @@
-//! The kernel's routes. It is asked which route it would take (with the route's own destination, not the address alone),
-//! so that its rules, tables, metrics and next hops count exactly as for a dial: nothing of `ip rule` is imitated here.
-//! What nobody can see that way are rules by mark, user or source address, which this process does not match and an
-//! application may.
+//! Reads the kernel's routes by netlink. The kernel is asked which route it would take for an address, so that its rules,
+//! tables, metrics and next hops count exactly as for a connection; `ip rule` is not imitated here. Rules that match by
+//! mark, user or source address are not seen, because this process may not match them while an application does.
 
-use super::way::{Bar, Way, cut, free, is_default};
+use super::route_match::{BlockReason, RouteMatch, is_default, subtract_blocked, unshadowed_hosts};
 use beeline_model::Address;
 use futures::{FutureExt, Stream, StreamExt};
 use ipnet::IpNet;
@@ -16,14 +15,13 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use tokio::task::JoinSet;
 
-/// Of a host with more routes than this (a full table of the internet's), only the widest are looked at for service
-/// addresses.
-const MOST: usize = 4096;
+/// On a host with more routes than this (a full internet table), only the widest are examined for service addresses.
+const MAX_ROUTES: usize = 4096;
 const LOCAL_TABLE: u8 = 255;
-/// The kernel answers at once, if at all.
-const ANSWER: std::time::Duration = std::time::Duration::from_secs(1);
+/// The kernel answers at once. A response that the library cannot parse is dropped, and would be waited for forever.
+const RESPONSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 
-const CHANGES: [MulticastGroup; 7] = [
+const MULTICAST_GROUPS: [MulticastGroup; 7] = [
     MulticastGroup::Link,
     MulticastGroup::Ipv4Ifaddr,
     MulticastGroup::Ipv6Ifaddr,
@@ -33,55 +31,55 @@ const CHANGES: [MulticastGroup; 7] = [
     MulticastGroup::Ipv6Rule,
 ];
 
-/// What the kernel tells without being asked, the weightier last.
+/// A notification of the kernel. The more important kind is the greater one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Change {
-    /// An interface or address came or went, as they do with every container. IPv4 routes may have gone with it, of which
-    /// nobody is told.
+pub enum RouteChange {
+    /// An interface or address was added or removed, as happens with every container. IPv4 routes that were removed with
+    /// it are not notified.
     Interface,
-    /// A route or rule.
+    /// A route or rule changed.
     Route,
 }
 
-impl Change {
-    fn of(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Change> {
+impl RouteChange {
+    fn of(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<RouteChange> {
         match &message.payload {
             NetlinkPayload::InnerMessage(inner) => match inner {
                 RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => {
-                    is_wide(route).then_some(Change::Route)
+                    is_wide(route).then_some(RouteChange::Route)
                 }
-                RouteNetlinkMessage::NewRule(_) | RouteNetlinkMessage::DelRule(_) => Some(Change::Route),
-                _ => Some(Change::Interface),
+                RouteNetlinkMessage::NewRule(_) | RouteNetlinkMessage::DelRule(_) => Some(RouteChange::Route),
+                _ => Some(RouteChange::Interface),
             },
-            // More than the socket could hold: whatever it was.
-            NetlinkPayload::Overrun(_) => Some(Change::Route),
+            // The socket's buffer overflowed, so any change may be lost.
+            NetlinkPayload::Overrun(_) => Some(RouteChange::Route),
             _ => None,
         }
     }
 }
 
-pub struct Routes {
+pub struct RouteReader {
     handle: Handle,
-    changes: std::pin::Pin<Box<dyn Stream<Item = Change> + Send + Sync>>,
-    /// They read the sockets; gone with us.
+    changes: std::pin::Pin<Box<dyn Stream<Item = RouteChange> + Send + Sync>>,
+    /// Read the sockets; aborted on drop.
     _tasks: JoinSet<()>,
 }
 
-impl Routes {
-    /// Of the network namespace that this thread is in.
-    pub fn open() -> io::Result<Routes> {
+impl RouteReader {
+    /// Opens sockets in the network namespace of this thread.
+    pub fn open() -> io::Result<RouteReader> {
         let mut tasks = JoinSet::new();
         let (connection, handle, _) = rtnetlink::new_connection()?;
         tasks.spawn(connection);
-        // Another socket: a flood of changes that overruns one must not cost the other its answers.
-        let (connection, _, messages) = rtnetlink::new_multicast_connection(&CHANGES)?;
+        // A separate socket, so that a flood of notifications cannot drop responses.
+        let (connection, _, messages) = rtnetlink::new_multicast_connection(&MULTICAST_GROUPS)?;
         tasks.spawn(connection);
-        let changes = messages.filter_map(|(message, _)| std::future::ready(Change::of(&message)));
-        Ok(Routes { handle, changes: Box::pin(changes), _tasks: tasks })
+        let changes = messages.filter_map(|(message, _)| std::future::ready(RouteChange::of(&message)));
+        Ok(RouteReader { handle, changes: Box::pin(changes), _tasks: tasks })
     }
 
-    /// Something has changed that may change a way. All that is there is taken at once. `None`: the kernel tells no more.
-    pub async fn changed(&mut self) -> Option<Change> {
+    /// Waits for the next notification and consumes all that are queued. `None` means that the socket was closed.
+    pub async fn changed(&mut self) -> Option<RouteChange> {
         let mut first = self.changes.next().await?;
         while let Some(Some(more)) = self.changes.next().now_or_never() {
             first = first.max(more);
@@ -89,65 +87,68 @@ impl Routes {
         Some(first)
     }
 
-    /// `None`: the kernel could not be asked.
-    pub async fn way(&self, address: Address) -> Option<Way> {
-        match self.ask(address.ip()).await {
-            Ok(message) => Some(judge(&message)),
-            Err(Error::NetlinkError(message)) => bar(message.raw_code()).map(Way::Barred),
+    /// The route to an address. `None` means that the request failed.
+    pub async fn look_up(&self, address: Address) -> Option<RouteMatch> {
+        match self.request(address.ip()).await {
+            Ok(message) => Some(route_match(&message)),
+            Err(Error::NetlinkError(message)) => block_reason(message.raw_code()).map(RouteMatch::Blocked),
             Err(_) => None,
         }
     }
 
-    async fn ask(&self, ip: IpAddr) -> Result<RouteMessage, Error> {
+    async fn request(&self, ip: IpAddr) -> Result<RouteMessage, Error> {
         let mut message = match ip {
             IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(v4, 32).build(),
             IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(v6, 128).build(),
         };
         message.header.table = RouteHeader::RT_TABLE_UNSPEC;
         message.header.flags = RouteFlags::FibMatch;
-        let mut answers = self.handle.route().get(message).execute();
-        // What cannot be read is dropped below us, and nobody would ever answer.
-        let answer = tokio::time::timeout(ANSWER, answers.next()).await.ok().flatten();
-        answer.unwrap_or(Err(Error::RequestFailed))
+        let mut responses = self.handle.route().get(message).execute();
+        let response = tokio::time::timeout(RESPONSE_TIMEOUT, responses.next()).await.ok().flatten();
+        response.unwrap_or(Err(Error::RequestFailed))
     }
 
-    /// Destinations of routes more specific than the default route, without what routes inside them bar.
+    /// Destinations of routes more specific than the default route, without the parts that other routes block.
     pub async fn specific(&self) -> Vec<IpNet> {
-        let mut known = BTreeSet::new();
+        let mut listed = BTreeSet::new();
         for version in [IpVersion::V4, IpVersion::V6] {
-            self.list(version, &mut known).await;
+            self.list(version, &mut listed).await;
         }
-        if known.len() > MOST {
-            tracing::debug!("{} routes: the {MOST} widest are looked at for service addresses", known.len());
+        if listed.len() > MAX_ROUTES {
+            tracing::debug!(
+                routes = listed.len(),
+                examined = MAX_ROUTES,
+                "only the widest routes are examined for service addresses"
+            );
         }
-        let nets: Vec<IpNet> = known.into_iter().take(MOST).map(|(_, net)| net).collect();
+        let nets: Vec<IpNet> = listed.into_iter().take(MAX_ROUTES).map(|(_, net)| net).collect();
         let mut routes = Vec::new();
         for net in &nets {
-            routes.extend(self.leads(*net, &nets).await.map(|usable| (*net, usable)));
+            routes.extend(self.is_usable(*net, &nets).await.map(|usable| (*net, usable)));
         }
-        cut(routes)
+        subtract_blocked(routes)
     }
 
-    async fn list(&self, version: IpVersion, known: &mut BTreeSet<(u8, IpNet)>) {
+    async fn list(&self, version: IpVersion, listed: &mut BTreeSet<(u8, IpNet)>) {
         let message = match version {
             IpVersion::V4 => RouteMessageBuilder::<Ipv4Addr>::new().build(),
             IpVersion::V6 => RouteMessageBuilder::<Ipv6Addr>::new().build(),
         };
         let mut routes = self.handle.route().get(message).execute();
-        while let Ok(Some(Ok(route))) = tokio::time::timeout(ANSWER, routes.next()).await {
+        while let Ok(Some(Ok(route))) = tokio::time::timeout(RESPONSE_TIMEOUT, routes.next()).await {
             if let Some(net) = candidate(&route) {
-                known.insert((net.prefix_len(), net));
+                listed.insert((net.prefix_len(), net));
             }
         }
     }
 
-    /// Whether the kernel takes this very route for what is inside it; `None`: another one goes before it everywhere that
-    /// was looked at.
-    async fn leads(&self, net: IpNet, known: &[IpNet]) -> Option<bool> {
-        for host in free(net, known) {
-            match self.way(host.into()).await {
-                Some(Way::Specific(taken)) if taken == net => return Some(true),
-                Some(Way::Barred(_)) => return Some(false),
+    /// Whether the kernel uses this route for addresses inside it, or blocks them. `None` means that another route takes
+    /// precedence for every address that was tried.
+    async fn is_usable(&self, net: IpNet, listed: &[IpNet]) -> Option<bool> {
+        for host in unshadowed_hosts(net, listed) {
+            match self.look_up(host.into()).await {
+                Some(RouteMatch::Specific(taken)) if taken == net => return Some(true),
+                Some(RouteMatch::Blocked(_)) => return Some(false),
                 _ => {}
             }
         }
@@ -169,25 +170,27 @@ fn destination(message: &RouteMessage) -> Option<IpNet> {
     IpNet::new(address.unwrap_or_else(any), length).ok().map(|net| net.trunc())
 }
 
-fn judge(message: &RouteMessage) -> Way {
+fn route_match(message: &RouteMessage) -> RouteMatch {
     match message.header.kind {
-        RouteType::BlackHole => Way::Barred(Bar::Blackhole),
-        RouteType::Unreachable => Way::Barred(Bar::Unreachable),
-        RouteType::Prohibit => Way::Barred(Bar::Prohibit),
-        RouteType::Unicast | RouteType::Local => destination(message).map_or(Way::Barred(Bar::NoRoute), Way::by),
-        // Nobody dials a pod by broadcast or multicast.
-        _ => Way::Barred(Bar::NoRoute),
+        RouteType::BlackHole => RouteMatch::Blocked(BlockReason::Blackhole),
+        RouteType::Unreachable => RouteMatch::Blocked(BlockReason::Unreachable),
+        RouteType::Prohibit => RouteMatch::Blocked(BlockReason::Prohibit),
+        RouteType::Unicast | RouteType::Local => {
+            destination(message).map_or(RouteMatch::Blocked(BlockReason::NoRoute), RouteMatch::new)
+        }
+        // Broadcast and multicast do not lead to a pod.
+        _ => RouteMatch::Blocked(BlockReason::NoRoute),
     }
 }
 
-/// The kernel's word for each kind of dead end, as a number below zero.
-fn bar(code: i32) -> Option<Bar> {
+/// The kernel reports each kind of blocking route as a negative errno.
+fn block_reason(code: i32) -> Option<BlockReason> {
     use nix::errno::Errno;
     match Errno::from_raw(-code) {
-        Errno::ENETUNREACH | Errno::ESRCH => Some(Bar::NoRoute),
-        Errno::EINVAL => Some(Bar::Blackhole),
-        Errno::EHOSTUNREACH => Some(Bar::Unreachable),
-        Errno::EACCES => Some(Bar::Prohibit),
+        Errno::ENETUNREACH | Errno::ESRCH => Some(BlockReason::NoRoute),
+        Errno::EINVAL => Some(BlockReason::Blackhole),
+        Errno::EHOSTUNREACH => Some(BlockReason::Unreachable),
+        Errno::EACCES => Some(BlockReason::Prohibit),
         _ => None,
     }
 }
@@ -196,7 +199,7 @@ fn candidate(message: &RouteMessage) -> Option<IpNet> {
     destination(message).filter(|net| is_wide(message) && !is_default(*net))
 }
 
-/// It leads somewhere beyond this host and its wires, or says that there is no way.
+/// Whether the route leads beyond this host and its links, or blocks its destination.
 fn is_wide(message: &RouteMessage) -> bool {
     let kinds = [RouteType::Unicast, RouteType::BlackHole, RouteType::Unreachable, RouteType::Prohibit];
     let wanted = kinds.contains(&message.header.kind) && message.header.table != LOCAL_TABLE;

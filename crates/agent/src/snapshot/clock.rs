@@ -1,45 +1,43 @@
-//! When something was, told across reboots. In one boot the time since its start counts, which nobody sets; only after a
-//! reboot is the calendar believed, and small hosts without a battery wake up in the past.
+//! The clock of snapshots. Within one boot the time since the boot counts, because it cannot be set. After a reboot only
+//! the calendar time can be compared, and a small host without a battery may start with a calendar time in the past.
 
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, SystemTime};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Handed in, so that tests can make a host reboot.
+/// A parameter of the code that uses it, so that tests can simulate a reboot.
 pub trait Clock: Send + Sync {
-    fn now(&self) -> Moment;
+    fn now(&self) -> ClockReading;
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Moment {
-    /// Which start of this host.
+pub struct ClockReading {
     pub boot_id: Box<str>,
-    /// Seconds since then, sleep included.
+    /// Seconds since the boot, including suspend.
     pub uptime: u64,
-    /// Seconds since the epoch.
+    /// Seconds since the Unix epoch.
     pub time: u64,
 }
 
-impl Moment {
-    /// How long ago `then` was.
-    pub fn since(&self, then: &Moment) -> Duration {
-        let (now, then) =
-            if self.boot_id == then.boot_id { (self.uptime, then.uptime) } else { (self.time, then.time) };
-        Duration::from_secs(now.saturating_sub(then))
+impl ClockReading {
+    pub fn since(&self, earlier: &ClockReading) -> Duration {
+        let (now, earlier) =
+            if self.boot_id == earlier.boot_id { (self.uptime, earlier.uptime) } else { (self.time, earlier.time) };
+        Duration::from_secs(now.saturating_sub(earlier))
     }
 }
 
-/// This host's.
-pub struct Host;
+/// The clock of this host.
+pub struct SystemClock;
 
-impl Clock for Host {
-    fn now(&self) -> Moment {
+impl Clock for SystemClock {
+    fn now(&self) -> ClockReading {
         let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
         let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Moment { boot_id: boot_id.trim().into(), uptime: uptime.tv_sec.unsigned_abs(), time: time.as_secs() }
+        ClockReading { boot_id: boot_id.trim().into(), uptime: uptime.tv_sec.unsigned_abs(), time: time.as_secs() }
     }
 }
 
@@ -47,21 +45,21 @@ impl Clock for Host {
 mod tests {
     use super::*;
 
-    fn moment(boot: &str, uptime: u64, time: u64) -> Moment {
-        Moment { boot_id: boot.into(), uptime, time }
+    fn reading(boot: &str, uptime: u64, time: u64) -> ClockReading {
+        ClockReading { boot_id: boot.into(), uptime, time }
     }
 
     #[test]
-    fn in_one_boot_nobody_sets_the_clock() {
-        let then = moment("a", 100, 5_000);
-        assert_eq!(moment("a", 160, 1).since(&then), Duration::from_secs(60));
-        assert_eq!(moment("b", 10, 5_600).since(&then), Duration::from_secs(600));
-        assert_eq!(moment("b", 10, 1).since(&then), Duration::ZERO, "a clock that woke up in the past");
+    fn within_one_boot_the_calendar_time_does_not_count() {
+        let earlier = reading("a", 100, 5_000);
+        assert_eq!(reading("a", 160, 1).since(&earlier), Duration::from_secs(60));
+        assert_eq!(reading("b", 10, 5_600).since(&earlier), Duration::from_secs(600));
+        assert_eq!(reading("b", 10, 1).since(&earlier), Duration::ZERO, "the clock started in the past");
     }
 
     #[test]
-    fn this_host_knows_when_it_is() {
-        let (first, second) = (Host.now(), Host.now());
+    fn the_system_clock_has_a_boot_id_and_advances() {
+        let (first, second) = (SystemClock.now(), SystemClock.now());
         assert!(!first.boot_id.is_empty() && first.boot_id == second.boot_id);
         assert!(first.uptime > 0 && second.since(&first) < Duration::from_secs(60));
     }

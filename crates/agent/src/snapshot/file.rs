@@ -1,16 +1,15 @@
-//! Two generations of a cluster's facts on disk: `NAME.facts` and, from the write before, `NAME.facts.before`. A file is
-//! written beside them and takes its place by rename when it is on the disk as a whole: whatever happens in between, one
-//! of the two is complete.
+//! The snapshot files of one cluster: `NAME.snapshot` and, from the write before, `NAME.snapshot.previous`. A new file is
+//! written under a temporary name and renamed when it is completely on disk, so that one of the two is always complete.
 //!
 //! ```text
-//! beeline-snapshot 1 <sha256 of all that follows, and of the version>
+//! beeline-snapshot 1 <sha256 of the version and of everything that follows>
 //! {"cluster":"far","uid":"...","bootId":"...","uptime":812,"time":1789000000}
-//! {"service":{...}}            one fact a line
+//! {"Service":{...}}            one object per line
 //! ```
 
-use super::clock::Moment;
-use super::flaw::Flaw;
-use beeline_model::fact::{Fact, NamedService, Published};
+use super::clock::ClockReading;
+use super::error::SnapshotError;
+use beeline_model::object::{NamedService, Object, Published};
 use beeline_model::{Address, Name};
 use ring::digest::{Context, SHA256};
 use rustix::fs::{Mode, OFlags};
@@ -23,118 +22,120 @@ use std::time::Duration;
 
 pub const VERSION: u32 = 1;
 const MAGIC: &str = "beeline-snapshot";
-/// Of a hundred thousand services with a handful of endpoints each it is about a third.
-pub const LARGEST: u64 = 256 << 20;
+/// A cluster of 100,000 Services with a few endpoints each needs about a third of this.
+pub const MAX_SNAPSHOT_BYTES: u64 = 256 << 20;
 
-/// Where the snapshots of one cluster are.
+/// The location of one cluster's snapshots.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct SnapshotFiles {
     pub dir: PathBuf,
     pub cluster: Name,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
+pub struct SnapshotHeader {
     pub cluster: Name,
-    /// Of the cluster's namespace kube-system: the name is only what the configuration calls it.
+    /// The UID of the namespace kube-system. It identifies the cluster; the name only comes from the configuration.
     pub uid: Box<str>,
     #[serde(flatten)]
-    pub at: Moment,
+    pub at: ClockReading,
 }
 
-/// What was read.
 #[derive(Debug)]
-pub struct Recalled {
-    pub header: Header,
-    pub facts: Vec<Fact>,
+pub struct LoadedSnapshot {
+    pub header: SnapshotHeader,
+    pub objects: Vec<Object>,
     pub age: Duration,
     pub path: PathBuf,
 }
 
-/// The first generation that can be used, and what was wrong with those before it.
+/// The newest usable snapshot, and why newer files were not used.
 #[derive(Debug, Default)]
-pub struct Loaded {
-    pub recalled: Option<Recalled>,
-    pub flaws: Vec<(PathBuf, Flaw)>,
+pub struct LoadResult {
+    pub snapshot: Option<LoadedSnapshot>,
+    pub errors: Vec<(PathBuf, SnapshotError)>,
 }
 
-/// What a snapshot must be to be used.
+/// The conditions under which a snapshot is used.
 #[derive(Clone, Debug)]
-pub struct Terms<'a> {
-    pub now: Moment,
-    /// `None`: as long as it takes.
+pub struct LoadRequirements<'a> {
+    pub now: ClockReading,
+    /// `None` means any age.
     pub max_age: Option<Duration>,
-    /// Known from the credentials or from the cluster itself. `None`: nobody knows, and any snapshot may be another's.
+    /// The UID of the cluster. `None` means that it is not known; then no snapshot is used, because it may be another
+    /// cluster's.
     pub uid: Option<&'a str>,
 }
 
-impl Place {
+impl SnapshotFiles {
     pub fn path(&self) -> PathBuf {
-        self.dir.join(format!("{}.facts", self.cluster))
+        self.dir.join(format!("{}.snapshot", self.cluster))
     }
 
-    pub fn path_before(&self) -> PathBuf {
-        self.dir.join(format!("{}.facts.before", self.cluster))
+    pub fn previous_path(&self) -> PathBuf {
+        self.dir.join(format!("{}.snapshot.previous", self.cluster))
     }
 
-    fn path_new(&self) -> PathBuf {
-        self.dir.join(format!("{}.facts.new", self.cluster))
+    fn temporary_path(&self) -> PathBuf {
+        self.dir.join(format!("{}.snapshot.new", self.cluster))
     }
 
-    /// Removes what there is, also of a write that was cut short. What it was.
-    pub fn forget(&self) -> io::Result<Vec<PathBuf>> {
-        let mut gone = Vec::new();
-        for path in [self.path_new(), self.path(), self.path_before()] {
+    /// Removes all files, also the one of an interrupted write. Returns the removed paths.
+    pub fn remove(&self) -> io::Result<Vec<PathBuf>> {
+        let mut removed = Vec::new();
+        for path in [self.temporary_path(), self.path(), self.previous_path()] {
             match std::fs::remove_file(&path) {
-                Ok(()) => gone.push(path),
+                Ok(()) => removed.push(path),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(gone)
+        Ok(removed)
     }
 
-    pub fn load(&self, terms: &Terms<'_>) -> Loaded {
-        let mut loaded = Loaded::default();
-        for path in [self.path(), self.path_before()] {
-            match self.read(&path, terms) {
-                Ok(recalled) => {
-                    loaded.recalled = Some(recalled);
+    pub fn load(&self, requirements: &LoadRequirements<'_>) -> LoadResult {
+        let mut result = LoadResult::default();
+        for path in [self.path(), self.previous_path()] {
+            match self.read(&path, requirements) {
+                Ok(snapshot) => {
+                    result.snapshot = Some(snapshot);
                     break;
                 }
-                Err(flaw) => loaded.flaws.push((path, flaw)),
+                Err(error) => result.errors.push((path, error)),
             }
         }
-        loaded
+        result
     }
 
-    fn read(&self, path: &Path, terms: &Terms<'_>) -> Result<Recalled, Flaw> {
-        let text = slurp(path)?;
-        let (header, body) = open(&text)?;
+    fn read(&self, path: &Path, requirements: &LoadRequirements<'_>) -> Result<LoadedSnapshot, SnapshotError> {
+        let text = read_file(path)?;
+        let (header, body) = verify(&text)?;
         if header.cluster != self.cluster {
-            return Err(Flaw::Cluster(header.cluster.to_string()));
+            return Err(SnapshotError::Cluster(header.cluster.to_string()));
         }
-        match terms.uid {
+        let found = || String::from(&*header.uid);
+        match requirements.uid {
             Some(uid) if *uid == *header.uid => {}
-            Some(expected) => return Err(Flaw::ForeignUid { found: header.uid.into(), expected: expected.into() }),
-            None => return Err(Flaw::NoUid { found: header.uid.into() }),
+            Some(expected) => return Err(SnapshotError::OtherUid { found: found(), expected: expected.into() }),
+            None => return Err(SnapshotError::UnknownUid { found: found() }),
         }
-        let age = terms.now.since(&header.at);
-        if let Some(most) = terms.max_age.filter(|most| age > *most) {
-            return Err(Flaw::TooOld { age, most });
+        let age = requirements.now.since(&header.at);
+        if let Some(max) = requirements.max_age.filter(|max| age > *max) {
+            return Err(SnapshotError::TooOld { age, max });
         }
-        // Two lines stand before the first fact.
+        // The first object is in line 3.
         let lines = body.lines().enumerate().map(|(i, line)| (i + 3, line));
-        let facts = lines.map(|(line, text)| fact(text, &self.cluster).map_err(|why| Flaw::Fact { line, why }));
-        Ok(Recalled { facts: facts.collect::<Result<_, _>>()?, header, age, path: path.to_owned() })
+        let parse = |(line, text)| object(text, &self.cluster).map_err(|error| SnapshotError::Object { line, error });
+        let objects = lines.map(parse).collect::<Result<_, _>>()?;
+        Ok(LoadedSnapshot { objects, header, age, path: path.to_owned() })
     }
 
-    /// How many bytes it has become.
-    pub fn write(&self, header: &Header, facts: impl Iterator<Item = Fact>) -> io::Result<u64> {
+    /// Returns the size in bytes.
+    pub fn write(&self, header: &SnapshotHeader, objects: impl Iterator<Item = Object>) -> io::Result<u64> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-        let new = self.path_new();
-        let written = fill(&new, header, facts).inspect_err(|_| drop(std::fs::remove_file(&new)))?;
-        match std::fs::rename(self.path(), self.path_before()) {
+        let new = self.temporary_path();
+        let written = write_file(&new, header, objects).inspect_err(|_| drop(std::fs::remove_file(&new)))?;
+        match std::fs::rename(self.path(), self.previous_path()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
@@ -144,132 +145,124 @@ impl Place {
     }
 }
 
-/// Hashes what goes by, and knows when it is too much.
-struct Seal<W> {
-    to: W,
-    sum: Context,
+/// Computes the checksum of everything that is written, and fails above the maximum size.
+struct ChecksumWriter<W> {
+    inner: W,
+    checksum: Context,
     bytes: u64,
 }
 
-impl<W: Write> Write for Seal<W> {
+impl<W: Write> Write for ChecksumWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.to.write(bytes)?;
-        self.sum.update(&bytes[..written]);
+        let written = self.inner.write(bytes)?;
+        self.checksum.update(&bytes[..written]);
         self.bytes += written as u64;
-        if self.bytes > LARGEST {
-            let why = format!("more than {} MiB of facts are not kept", LARGEST >> 20);
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+        if self.bytes > MAX_SNAPSHOT_BYTES {
+            let message = format!("the snapshot is larger than {} MiB", MAX_SNAPSHOT_BYTES >> 20);
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
         Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
+        self.inner.flush()
     }
 }
 
-fn begin() -> Context {
-    let mut sum = Context::new(&SHA256);
-    sum.update(format!("{MAGIC} {VERSION}\n").as_bytes());
-    sum
+fn new_checksum() -> Context {
+    let mut checksum = Context::new(&SHA256);
+    checksum.update(format!("{MAGIC} {VERSION}\n").as_bytes());
+    checksum
 }
 
-fn hex(sum: Context) -> String {
-    sum.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+fn hex(checksum: Context) -> String {
+    checksum.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn fill(path: &Path, header: &Header, facts: impl Iterator<Item = Fact>) -> io::Result<u64> {
+fn write_file(path: &Path, header: &SnapshotHeader, objects: impl Iterator<Item = Object>) -> io::Result<u64> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-    let mut to = BufWriter::new(file);
-    // The checksum takes its place when it is known.
-    writeln!(to, "{MAGIC} {VERSION} {:064}", 0)?;
-    let mut seal = Seal { to, sum: begin(), bytes: 0 };
-    serde_json::to_writer(&mut seal, header)?;
-    seal.write_all(b"\n")?;
-    for fact in facts {
-        serde_json::to_writer(&mut seal, &fact)?;
-        seal.write_all(b"\n")?;
+    let mut inner = BufWriter::new(file);
+    // A placeholder, overwritten when the checksum is known.
+    writeln!(inner, "{MAGIC} {VERSION} {:064}", 0)?;
+    let mut writer = ChecksumWriter { inner, checksum: new_checksum(), bytes: 0 };
+    serde_json::to_writer(&mut writer, header)?;
+    writer.write_all(b"\n")?;
+    for object in objects {
+        serde_json::to_writer(&mut writer, &object)?;
+        writer.write_all(b"\n")?;
     }
-    let mut file = seal.to.into_inner().map_err(io::IntoInnerError::into_error)?;
+    let mut file = writer.inner.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.rewind()?;
-    write!(file, "{MAGIC} {VERSION} {}", hex(seal.sum))?;
+    write!(file, "{MAGIC} {VERSION} {}", hex(writer.checksum))?;
     file.sync_all()?;
-    Ok(seal.bytes)
+    Ok(writer.bytes)
 }
 
-fn slurp(path: &Path) -> Result<String, Flaw> {
+fn read_file(path: &Path) -> Result<String, SnapshotError> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => File::from(file),
-        Err(rustix::io::Errno::NOENT) => return Err(Flaw::Missing),
-        Err(rustix::io::Errno::LOOP) => return Err(Flaw::NoFile),
-        Err(error) => return Err(Flaw::Unreadable(error.into())),
+        Err(rustix::io::Errno::NOENT) => return Err(SnapshotError::Missing),
+        Err(rustix::io::Errno::LOOP) => return Err(SnapshotError::NotAFile),
+        Err(error) => return Err(SnapshotError::Unreadable(error.into())),
     };
-    let meta = file.metadata().map_err(Flaw::Unreadable)?;
+    let meta = file.metadata().map_err(SnapshotError::Unreadable)?;
     if !meta.is_file() {
-        return Err(Flaw::NoFile);
+        return Err(SnapshotError::NotAFile);
     }
-    // Whoever may write it may name any address as a service's.
+    // A user who can write the file can redirect any address.
     if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
-        return Err(Flaw::Exposed { owner: meta.uid(), mode: meta.mode() & 0o7777 });
+        return Err(SnapshotError::Exposed { owner: meta.uid(), mode: meta.mode() & 0o7777 });
     }
-    if meta.len() > LARGEST {
-        return Err(Flaw::TooLarge(meta.len()));
+    if meta.len() > MAX_SNAPSHOT_BYTES {
+        return Err(SnapshotError::TooLarge(meta.len()));
     }
     let mut bytes = Vec::with_capacity(meta.len() as usize);
-    file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(Flaw::Unreadable)?;
-    String::from_utf8(bytes).map_err(|_| Flaw::Checksum)
+    file.take(MAX_SNAPSHOT_BYTES + 1).read_to_end(&mut bytes).map_err(SnapshotError::Unreadable)?;
+    String::from_utf8(bytes).map_err(|_| SnapshotError::Checksum)
 }
 
-/// The header and the facts' lines, if nothing was changed.
-fn open(text: &str) -> Result<(Header, &str), Flaw> {
+/// Checks version and checksum. Returns the header and the lines of the objects.
+fn verify(text: &str) -> Result<(SnapshotHeader, &str), SnapshotError> {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
-    let sum = first.strip_prefix(&format!("{MAGIC} {VERSION} "));
-    let sum = sum.ok_or_else(|| Flaw::Version(first.chars().take(40).collect()))?;
-    let mut held = begin();
-    held.update(rest.as_bytes());
-    if hex(held) != sum {
-        return Err(Flaw::Checksum);
+    let stored = first.strip_prefix(&format!("{MAGIC} {VERSION} "));
+    let stored = stored.ok_or_else(|| SnapshotError::Version(first.chars().take(40).collect()))?;
+    let mut checksum = new_checksum();
+    checksum.update(rest.as_bytes());
+    if hex(checksum) != stored {
+        return Err(SnapshotError::Checksum);
     }
     let (header, body) = rest.split_once('\n').unwrap_or((rest, ""));
-    Ok((serde_json::from_str(header).map_err(|why| Flaw::Header(why.to_string()))?, body))
+    let header = serde_json::from_str(header).map_err(|error| SnapshotError::Header(error.to_string()))?;
+    Ok((header, body))
 }
 
-/// One fact of this cluster. Who can write the file can make the checksum, too: what no source would ever say is not
-/// believed.
-fn fact(text: &str, cluster: &Name) -> Result<Fact, String> {
-    let fact: Fact = serde_json::from_str(text).map_err(|why| why.to_string())?;
-    let of: &str = match &fact {
-        Fact::Service(service) => service.name.cluster(),
-        Fact::NamedService(named) => named.name.cluster(),
-        Fact::Slice(slice) | Fact::NamedSlice(slice) if *slice.name.cluster == **cluster => slice.service.cluster(),
-        Fact::Slice(slice) | Fact::NamedSlice(slice) => &slice.name.cluster,
-        Fact::Node(node) => &node.cluster,
-        Fact::Pod(pod) => &pod.name.cluster,
-        Fact::Namespace(namespace) => &namespace.cluster,
-        Fact::Policy(policy) => &policy.name.cluster,
-        Fact::PolicySlice(slice) => &slice.name.cluster,
-        Fact::ServiceRange { cluster, .. } => cluster,
-        _ => return Err("a snapshot says what is there, not what is gone".into()),
+/// Parses one object of this cluster. A user who can write the file can also compute the checksum, so objects that no
+/// source would deliver are rejected.
+fn object(text: &str, cluster: &Name) -> Result<Object, String> {
+    let object: Object = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let found = match &object {
+        Object::Slice(slice) | Object::NamedSlice(slice) if object.cluster() == &**cluster => slice.service.cluster(),
+        _ => object.cluster(),
     };
-    if of != &**cluster {
-        return Err(format!("it is about cluster {of:?}"));
+    if found != &**cluster {
+        return Err(format!("the object belongs to cluster {found:?}"));
     }
-    if let Some(address) = addresses(&fact).into_iter().find(|address| address.is_any() || address.is_loopback()) {
-        return Err(format!("{address} is nobody's service address"));
+    if let Some(address) = addresses(&object).into_iter().find(|address| address.is_any() || address.is_loopback()) {
+        return Err(format!("{address} is not allowed as a service address"));
     }
-    Ok(fact)
+    Ok(object)
 }
 
-/// That a Service says are its own.
-fn addresses(fact: &Fact) -> Vec<Address> {
-    match fact {
-        Fact::Service(service) => {
+/// The addresses of a Service.
+fn addresses(object: &Object) -> Vec<Address> {
+    match object {
+        Object::Service(service) => {
             let all = service.cluster_ips.iter().chain(&service.load_balancer_ips).chain(&service.external_ips);
             all.copied().collect()
         }
-        Fact::NamedService(NamedService { published: Published::Addresses(addresses), .. }) => addresses.to_vec(),
+        Object::NamedService(NamedService { published: Published::Addresses(addresses), .. }) => addresses.to_vec(),
         _ => Vec::new(),
     }
 }

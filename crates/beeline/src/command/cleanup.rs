@@ -1,18 +1,19 @@
-//! `beeline cleanup`: detach and unpin, and say what was removed.
+//! `beeline cleanup`: detaches all BPF programs, removes the pinned maps and prints what was removed.
 
-use crate::args::Cleanup;
+use super::usage;
+use crate::args::CleanupArgs;
 use crate::options::Options;
 use crate::print;
 use anyhow::Context;
 use beeline_datapath::cgroup;
 use std::process::ExitCode;
 
-pub fn run(cleanup: &Cleanup) -> anyhow::Result<ExitCode> {
-    let options = options(cleanup)?;
-    let dir = options.as_ref().map_or_else(|| cleanup.view.place.pin_dir.clone(), Options::pin_dir);
+pub fn run(cleanup: &CleanupArgs) -> anyhow::Result<ExitCode> {
+    let options = options(cleanup).map_err(usage)?;
+    let dir = options.as_ref().map_or_else(|| cleanup.query.paths.pin_dir.clone(), Options::pin_dir);
     let removed = beeline_datapath::program::cleanup(&dir)?;
-    remove_rooms(options.as_ref());
-    print::show(cleanup.view.output, &removed, || {
+    remove_view_cgroups(options.as_ref());
+    print::write(cleanup.query.output, &removed, || {
         if removed.links.is_empty() && removed.maps == 0 {
             return format!("nothing was pinned at {}\n", dir.display());
         }
@@ -22,16 +23,17 @@ pub fn run(cleanup: &Cleanup) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn options(cleanup: &Cleanup) -> anyhow::Result<Option<Options>> {
+fn options(cleanup: &CleanupArgs) -> anyhow::Result<Option<Options>> {
     let Some(file) = &cleanup.config else { return Ok(None) };
-    let text = std::fs::read_to_string(file).with_context(|| format!("--config {}", file.display()))?;
-    Options::parse(&text).map(Some).with_context(|| format!("--config {}", file.display()))
+    let context = || format!("--config {}", file.display());
+    let text = std::fs::read_to_string(file).with_context(context)?;
+    Options::parse(&text).map(Some).with_context(context)
 }
 
-/// Cgroups of commands in views, where nobody is in them.
-pub fn remove_rooms(options: Option<&Options>) {
-    let named = options.and_then(|options| options.cgroup.clone());
-    if let Some(cgroup) = named.or_else(|| cgroup::root().ok()) {
-        beeline_agent::remove_rooms(&cgroup);
+/// Removes the cgroups of `beeline run` that hold no process.
+pub fn remove_view_cgroups(options: Option<&Options>) {
+    let configured = options.and_then(|options| options.cgroup.clone());
+    if let Some(cgroup) = configured.or_else(|| cgroup::root().ok()) {
+        beeline_agent::remove_view_cgroups(&cgroup);
     }
 }

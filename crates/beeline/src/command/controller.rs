@@ -1,71 +1,84 @@
-//! `beeline controller`.
+//! `beeline controller`: checks the options and runs the controller until it is stopped.
 
 use super::serve::serve;
-use crate::options::{CONTROLLER_NAMESPACE, REPORT_NAMESPACE, address, choice, duration};
-use anyhow::{Context, anyhow, bail};
+use super::usage;
+use crate::options::{CONTROLLER_NAMESPACE, HumanDuration, LogFormat, OrOff, REPORT_NAMESPACE, virtual_address_cidrs};
+use anyhow::{Context, bail, ensure};
 use beeline_cluster::Access;
-use beeline_controller::{Overlap, Settings};
+use beeline_controller::{ControllerSettings, Overlap};
 use beeline_model::virtual_address;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// More threads than tasks that can wait for one lock, so that the Lease is renewed meanwhile.
+const THREADS: usize = 8;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PolicyOverlapArg {
+    Refuse,
+    Allow,
+}
+
 #[derive(Clone, Debug, Args)]
 pub struct ControllerOptions {
-    /// The API server of this kubeconfig [default: the pod's own account]
+    /// Kubeconfig of the API server [default: the service account of the pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// The kubeconfig's context [default: its current one]
+    /// Context of the kubeconfig [default: its current context]
     #[arg(long, value_name = "NAME", requires = "kubeconfig")]
     context: Option<String>,
-    /// This API server, with the pod's own account (may be repeated: tried in turn)
+    /// URL of the API server, with the service account of the pod; may be repeated, the servers are tried in turn
     #[arg(long, value_name = "URL", conflicts_with = "kubeconfig")]
     api_server: Vec<String>,
-    /// Where Lease, Secret and node slices are
+    /// Namespace of the Lease, the Secret and the node slices of the controller
     #[arg(long, value_name = "NAME", default_value = CONTROLLER_NAMESPACE, env = "BEELINE_NAMESPACE")]
     namespace: String,
-    /// Where the nodes' reports are
+    /// Namespace of the Leases in which agents report
     #[arg(long, value_name = "NAME", default_value = REPORT_NAMESPACE)]
     report_namespace: String,
-    /// Who this replica is, in the Lease [default: the host's name and the process]
+    /// Identity of this replica in the Lease [default: host name and process id]
     #[arg(long, value_name = "NAME", env = "BEELINE_POD_NAME")]
     identity: Option<String>,
-    /// Where policies may put virtual addresses [default: 169.254.0.0/16,fd00:bee::/48]
+    /// CIDRs for virtual addresses of policies, comma-separated [default: 169.254.0.0/16,fd00:bee::/48]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    virtual_ranges: Vec<String>,
-    /// May policies of different kinds share an address, port and protocol: refuse, or allow
-    #[arg(long, value_name = "refuse|allow", default_value = "refuse")]
-    policy_overlap: String,
-    /// The webhook listens here
+    virtual_address_cidrs: Vec<String>,
+    /// Validation of policies of different kinds that share an address, port and protocol
+    #[arg(long, value_name = "ACTION", value_enum, default_value = "refuse")]
+    policy_overlap: PolicyOverlapArg,
+    /// Listen address of the validating webhook
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:9443")]
-    webhook_address: SocketAddr,
-    /// What the API server calls the webhook by: names and addresses for its certificate (may be repeated)
+    webhook_bind_address: SocketAddr,
+    /// DNS name or address of the webhook as the API server calls it, for the certificate; may be repeated
     /// [default: beeline-controller.NAMESPACE.svc]
     #[arg(long, value_name = "NAME")]
     webhook_name: Vec<String>,
-    /// The ValidatingWebhookConfiguration into which the certificate's authority is written
+    /// ValidatingWebhookConfiguration whose CA bundle the controller writes
     #[arg(long, value_name = "NAME", default_value = "beeline-controller")]
     webhook_configuration: String,
-    /// The Secret in which the certificate is kept
+    /// Secret that stores the certificate of the webhook
     #[arg(long, value_name = "NAME", default_value = "beeline-controller-tls")]
     certificate_secret: String,
-    /// How long a certificate holds; after two thirds of it the next one is made
-    #[arg(long, value_name = "TIME", default_value = "2160h")]
-    certificate_life: String,
-    /// The Lease by which one replica writes
+    /// Lifetime of a certificate, such as 2160h; it is renewed after two thirds of it
+    #[arg(long, value_name = "DURATION", default_value = "2160h")]
+    certificate_lifetime: HumanDuration,
+    /// Lease of the leader election
     #[arg(long, value_name = "NAME", default_value = "beeline-controller")]
-    lease: String,
-    /// After so long without a word from the leader another takes over
-    #[arg(long, value_name = "TIME", default_value = "15s")]
-    lease_duration: String,
-    /// /livez, /readyz and /metrics listen here, or off
+    lease_name: String,
+    /// Time, such as 15s, without a renewal of the Lease after which another replica becomes the leader
+    #[arg(long, value_name = "DURATION", default_value = "15s")]
+    lease_duration: HumanDuration,
+    /// Listen address of /livez, /readyz and /metrics, or off
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:10358")]
-    health_address: String,
-    /// After the signal to end, the webhook answers for so long
-    #[arg(long, value_name = "TIME", default_value = "5s")]
-    drain: String,
+    healthz_bind_address: OrOff<SocketAddr>,
+    /// Time, such as 5s, for which the webhook keeps answering after SIGTERM
+    #[arg(long, value_name = "DURATION", default_value = "5s")]
+    shutdown_delay: HumanDuration,
+    /// Format of the log on standard error
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
+    log_format: LogFormat,
 }
 
 impl ControllerOptions {
@@ -74,54 +87,51 @@ impl ControllerOptions {
             return Ok(Access::Kubeconfig { path, context: self.context.clone() });
         }
         if self.api_server.is_empty() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() {
-            bail!("where is the API server? Give --kubeconfig FILE, or run in a pod");
+            bail!("no API server: give --kubeconfig FILE, or run in a pod");
         }
         Access::in_cluster(&self.api_server).context("--api-server")
     }
 
-    fn settings(&self) -> anyhow::Result<Settings> {
-        let parse =
-            |text: &String| text.parse().map_err(|_| anyhow!("--virtual-ranges {text}: CIDRs such as 169.254.0.0/16"));
-        let ranges = self.virtual_ranges.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
-        let name = || vec![format!("beeline-controller.{}.svc", self.namespace)];
-        let lease_duration = duration("--lease-duration", &self.lease_duration)?;
-        if lease_duration < Duration::from_secs(1) {
-            bail!("--lease-duration {}: at least 1s", self.lease_duration);
-        }
-        let certificate_life = duration("--certificate-life", &self.certificate_life)?;
-        if certificate_life < Duration::from_secs(10) {
-            bail!("--certificate-life {}: at least 10s", self.certificate_life);
-        }
-        Ok(Settings {
+    fn settings(&self) -> anyhow::Result<ControllerSettings> {
+        let cidrs = virtual_address_cidrs(&self.virtual_address_cidrs)?;
+        let default_name = || vec![format!("beeline-controller.{}.svc", self.namespace)];
+        at_least("--lease-duration", self.lease_duration, Duration::from_secs(1))?;
+        at_least("--certificate-lifetime", self.certificate_lifetime, Duration::from_secs(10))?;
+        Ok(ControllerSettings {
             access: self.access()?,
             namespace: self.namespace.clone(),
             report_namespace: self.report_namespace.clone(),
-            identity: self.identity.clone().map_or_else(own_name, Ok)?,
-            virtual_ranges: if ranges.is_empty() { virtual_address::default_ranges() } else { ranges },
-            overlap: choice(
-                "--policy-overlap",
-                Some(&self.policy_overlap),
-                &[("refuse", Overlap::Refuse), ("allow", Overlap::Allow)],
-            )?,
-            webhook: self.webhook_address,
-            webhook_names: if self.webhook_name.is_empty() { name() } else { self.webhook_name.clone() },
-            configuration: self.webhook_configuration.clone(),
+            identity: self.identity.clone().map_or_else(default_identity, Ok)?,
+            virtual_ranges: if cidrs.is_empty() { virtual_address::default_ranges() } else { cidrs },
+            overlap: match self.policy_overlap {
+                PolicyOverlapArg::Refuse => Overlap::Refuse,
+                PolicyOverlapArg::Allow => Overlap::Allow,
+            },
+            webhook_address: self.webhook_bind_address,
+            webhook_names: if self.webhook_name.is_empty() { default_name() } else { self.webhook_name.clone() },
+            webhook_configuration: self.webhook_configuration.clone(),
             secret: self.certificate_secret.clone(),
-            certificate_life,
-            lease: self.lease.clone(),
-            lease_duration,
-            health: address("--health-address", &self.health_address)?,
-            drain: duration("--drain", &self.drain)?,
+            certificate_lifetime: self.certificate_lifetime.0,
+            lease: self.lease_name.clone(),
+            lease_duration: self.lease_duration.0,
+            health_address: self.healthz_bind_address.enabled(),
+            drain: self.shutdown_delay.0,
         })
     }
 }
 
-fn own_name() -> anyhow::Result<String> {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").context("--identity was not given")?;
+fn at_least(option: &str, given: HumanDuration, minimum: Duration) -> anyhow::Result<()> {
+    ensure!(given.0 >= minimum, "{option} {given}: must be at least {}", HumanDuration(minimum));
+    Ok(())
+}
+
+fn default_identity() -> anyhow::Result<String> {
+    let path = "/proc/sys/kernel/hostname";
+    let host = std::fs::read_to_string(path).with_context(|| format!("--identity is not set, and {path} failed"))?;
     Ok(format!("{}-{}", host.trim(), std::process::id()))
 }
 
 pub fn run(options: ControllerOptions) -> anyhow::Result<ExitCode> {
-    // More threads than there are tasks that wait for one lock: the Lease is renewed meanwhile.
-    serve(8, beeline_controller::run(options.settings()?))
+    let settings = options.settings().map_err(usage)?;
+    serve(THREADS, options.log_format, beeline_controller::run(settings))
 }

@@ -1,55 +1,56 @@
-//! `beeline dns route`: a file of settings that sends the cluster's domains from systemd-resolved to the agent. It is
-//! written when asked for and by nobody else; resolv.conf is never touched.
+//! `beeline dns route`: writes a drop-in file that routes the domains of the clusters from systemd-resolved to the
+//! agent. The file is written only by this command; resolv.conf is not changed.
 
-use crate::args::Route;
-use anyhow::{Context, bail};
-use beeline_agent::status::Request;
-use beeline_dns::{BadDomain, Zone};
+use super::usage;
+use crate::args::DnsRouteArgs;
+use anyhow::{Context, anyhow, bail};
+use beeline_api::AgentClient;
+use beeline_dns::{DomainError, Zone};
 use std::fs::Permissions;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// systemd-resolved's settings, below a root.
-pub const FOLDER: &str = "etc/systemd/resolved.conf.d";
+/// The directory of drop-in files of systemd-resolved, below a root.
+pub const RESOLVED_DIR: &str = "etc/systemd/resolved.conf.d";
 const FILE: &str = "beeline.conf";
-/// By its first line we know our own.
-const MARK: &str = "# Written by `beeline dns route`; `beeline dns route --remove` takes it back.\n";
-const NEXT: &str = "`systemctl reload-or-restart systemd-resolved` makes it so";
+/// The first line of the file, which identifies it as written by this command.
+const MARKER: &str = "# Written by `beeline dns route`; `beeline dns route --remove` removes it.\n";
+const NEXT: &str = "run `systemctl reload-or-restart systemd-resolved` to apply it";
 
-pub fn route(route: &Route) -> anyhow::Result<ExitCode> {
-    let path = route.folder.join(FILE);
-    let have = read(&path)?;
-    let said = if route.remove { remove(route, &path, have)? } else { write(route, &path, have)? };
-    println!("{said}");
+pub fn route(route: &DnsRouteArgs) -> anyhow::Result<ExitCode> {
+    let path = route.resolved_dir.join(FILE);
+    let current = read(&path)?;
+    let message = if route.remove { remove(route, &path, current)? } else { write(route, &path, current)? };
+    println!("{message}");
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes the file if it is ours; where it was.
-pub fn take_back(folder: &Path) -> anyhow::Result<Option<PathBuf>> {
-    let path = folder.join(FILE);
-    if !read(&path).is_ok_and(|ours| ours.is_some()) {
+/// Removes the file if this command wrote it, and returns its path.
+pub fn remove_route(resolved_dir: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let path = resolved_dir.join(FILE);
+    if !read(&path).is_ok_and(|current| current.is_some()) {
         return Ok(None);
     }
     std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     Ok(Some(path))
 }
 
-/// What stands there, if it is ours.
+/// The text of the file, `None` if there is no file, and an error if it is someone else's.
 fn read(path: &Path) -> anyhow::Result<Option<String>> {
     match std::fs::read_to_string(path) {
-        Ok(text) if text.starts_with(MARK) => Ok(Some(text)),
-        Ok(_) => bail!("{} was not written by us: move it away first", path.display()),
+        Ok(text) if text.starts_with(MARKER) => Ok(Some(text)),
+        Ok(_) => bail!("{} was not written by `beeline dns route`: move it away first", path.display()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
 }
 
-fn remove(route: &Route, path: &Path, have: Option<String>) -> anyhow::Result<String> {
+fn remove(route: &DnsRouteArgs, path: &Path, current: Option<String>) -> anyhow::Result<String> {
     let shown = path.display();
-    match have {
-        None => Ok(format!("there is no {shown}: nothing to remove")),
+    match current {
+        None => Ok(format!("{shown} does not exist: nothing to remove")),
         Some(_) if route.dry_run => Ok(format!("would remove {shown}")),
         Some(_) => {
             std::fs::remove_file(path).with_context(|| format!("cannot remove {shown}"))?;
@@ -58,100 +59,102 @@ fn remove(route: &Route, path: &Path, have: Option<String>) -> anyhow::Result<St
     }
 }
 
-fn write(route: &Route, path: &Path, have: Option<String>) -> anyhow::Result<String> {
-    let (address, domains) = wanted(route)?;
-    let (text, shown) = (settings(address, &domains)?, path.display());
+fn write(route: &DnsRouteArgs, path: &Path, current: Option<String>) -> anyhow::Result<String> {
+    let (address, domains) = address_and_domains(route)?;
+    let (text, shown) = (drop_in(address, &domains).map_err(usage)?, path.display());
     if route.dry_run {
         return Ok(format!("would write {shown}:\n{}", text.trim_end()));
     }
-    if have.as_ref() == Some(&text) {
-        return Ok(format!("{shown} says so already"));
+    if current.as_ref() == Some(&text) {
+        return Ok(format!("{shown} is up to date"));
     }
-    if let Some(other) = other_servers(&route.folder) {
+    if let Some(other) = other_servers(&route.resolved_dir) {
         bail!(
-            "{} names servers for all names (DNS=), and systemd-resolved asks all of those alike: the clusters' names \
-             would be asked there, too. Move them to a link, or remove them there and start the agent with --dns-forward",
+            "{} sets DNS servers for all names (DNS=): systemd-resolved would send the names of the clusters there too. \
+             Set those servers on a network link, or remove them and start the agent with --dns-forward",
             other.display()
         );
     }
-    put(&route.folder, path, &text)?;
+    write_file(&route.resolved_dir, path, &text)?;
     Ok(format!("wrote {shown}; {NEXT}"))
 }
 
-/// Beside it and renamed: systemd-resolved never reads half of it. It must be able to, whatever our umask is.
-fn put(folder: &Path, path: &Path, text: &str) -> anyhow::Result<()> {
-    let (aside, shown) = (path.with_extension("new"), path.display());
-    let new = !folder.exists();
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    if new {
-        std::fs::set_permissions(folder, Permissions::from_mode(0o755)).context("its rights")?;
+/// Writes a temporary file and renames it, so that systemd-resolved never reads half of it. systemd-resolved must be
+/// able to read it whatever the umask is.
+fn write_file(dir: &Path, path: &Path, text: &str) -> anyhow::Result<()> {
+    let temporary = path.with_extension("new");
+    let is_new = !dir.exists();
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let set_mode = |path: &Path, mode| {
+        let context = || format!("cannot set the mode of {}", path.display());
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).with_context(context)
+    };
+    if is_new {
+        set_mode(dir, 0o755)?;
     }
-    std::fs::write(&aside, text).with_context(|| format!("cannot write {}", aside.display()))?;
-    std::fs::set_permissions(&aside, Permissions::from_mode(0o644)).with_context(|| aside.display().to_string())?;
-    std::fs::rename(&aside, path).with_context(|| format!("cannot write {shown}"))
+    std::fs::write(&temporary, text).with_context(|| format!("cannot write {}", temporary.display()))?;
+    set_mode(&temporary, 0o644)?;
+    std::fs::rename(&temporary, path).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A file that gives systemd-resolved servers of its own for everything: its main one, or one in its folders of settings.
-fn other_servers(folder: &Path) -> Option<PathBuf> {
-    let folders = folders(folder);
-    let main = folders.iter().filter_map(|folder| folder.parent()).map(|above| above.join("resolved.conf"));
-    let inside = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
-    let is_ours = |path: &PathBuf| path.file_name().is_some_and(|name| name == FILE);
-    let is_read = |path: &PathBuf| path.extension().is_some_and(|ext| ext == "conf") && !is_ours(path);
-    let mut all = main.chain(inside.map(|entry| entry.path()).filter(is_read));
-    all.find(|path| std::fs::read_to_string(path).is_ok_and(|text| names_servers(&text)))
+/// A file that sets DNS servers of systemd-resolved for all names: its main file, or a drop-in.
+fn other_servers(dir: &Path) -> Option<PathBuf> {
+    let dirs = resolved_dirs(dir);
+    let main = dirs.iter().filter_map(|dir| dir.parent()).map(|parent| parent.join("resolved.conf"));
+    let drop_ins = dirs.iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
+    let is_own = |path: &PathBuf| path.file_name().is_some_and(|name| name == FILE);
+    let is_read = |path: &PathBuf| path.extension().is_some_and(|ext| ext == "conf") && !is_own(path);
+    let mut all = main.chain(drop_ins.map(|entry| entry.path()).filter(is_read));
+    all.find(|path| std::fs::read_to_string(path).is_ok_and(|text| sets_servers(&text)))
 }
 
-/// All that systemd-resolved reads, where ours is the usual one.
-fn folders(folder: &Path) -> Vec<PathBuf> {
-    let usual = folder.strip_prefix("/").is_ok_and(|folder| folder == Path::new(FOLDER));
+/// All directories that systemd-resolved reads, if this is its usual one.
+fn resolved_dirs(dir: &Path) -> Vec<PathBuf> {
+    let is_usual = dir.strip_prefix("/").is_ok_and(|dir| dir == Path::new(RESOLVED_DIR));
     let others =
         ["/run/systemd/resolved.conf.d", "/usr/local/lib/systemd/resolved.conf.d", "/usr/lib/systemd/resolved.conf.d"];
-    let others = others.into_iter().filter(|_| usual).map(PathBuf::from);
-    std::iter::once(folder.to_owned()).chain(others).collect()
+    let others = others.into_iter().filter(|_| is_usual).map(PathBuf::from);
+    std::iter::once(dir.to_owned()).chain(others).collect()
 }
 
-/// As systemd reads it, with blanks around the sign.
-fn names_servers(text: &str) -> bool {
-    let assigned = text.lines().filter_map(|line| line.split_once('='));
-    assigned.into_iter().any(|(key, servers)| key.trim() == "DNS" && !servers.trim().is_empty())
+/// systemd allows blanks around the equals sign.
+fn sets_servers(text: &str) -> bool {
+    let mut assignments = text.lines().filter_map(|line| line.split_once('='));
+    assignments.any(|(key, servers)| key.trim() == "DNS" && !servers.trim().is_empty())
 }
 
-/// As given, or as the agent says.
-fn wanted(route: &Route) -> anyhow::Result<(SocketAddr, Vec<String>)> {
+/// From the options, else from the running agent.
+fn address_and_domains(route: &DnsRouteArgs) -> anyhow::Result<(SocketAddr, Vec<String>)> {
     if let (Some(address), Some(domains)) = (route.address, route.domains.clone()) {
         return Ok((address, domains));
     }
-    let socket = route.socket.display();
-    let Some(status) = beeline_agent::ask(&route.socket, &Request::Status) else {
-        bail!("no agent answers at {socket}: give --address and --domains");
+    let status = AgentClient::new(&route.socket).status().context("give --address and --domains")?;
+    let Some(dns) = status.dns else {
+        return Err(anyhow!(
+            "the agent at {} serves no DNS: start it with --dns-address, or give --address and --domains",
+            route.socket.display()
+        ));
     };
-    let status = status?;
-    let Some(address) = status["dns"]["address"].as_str() else {
-        bail!("the agent at {socket} answers no names: start it with --dns-address, or give --address and --domains");
-    };
-    let told = status["dns"]["domains"].as_array().into_iter().flatten();
-    let told = told.filter_map(|domain| domain.as_str().map(str::to_owned)).collect();
-    let address = route.address.map_or_else(|| address.parse().context("the agent's word"), Ok)?;
-    Ok((address, route.domains.clone().unwrap_or(told)))
+    let address = route.address.map_or_else(|| dns.address.parse().context("address of the agent's DNS server"), Ok)?;
+    Ok((address, route.domains.clone().unwrap_or(dns.domains)))
 }
 
-fn settings(address: SocketAddr, domains: &[String]) -> anyhow::Result<String> {
+fn drop_in(address: SocketAddr, domains: &[String]) -> anyhow::Result<String> {
     if domains.is_empty() {
-        bail!("--domains: at least one; without a domain every name of the host would be asked of the agent");
+        bail!("--domains: give at least one domain; without one, every name would be sent to the agent");
     }
     for domain in domains {
-        check(domain).context("--domains")?;
+        check_domain(domain).context("--domains")?;
     }
-    // With ~ it only says where a name is asked, and is not appended to short ones.
+    // With ~ a domain is only for routing, and is not appended to short names.
     let domains: Vec<String> = domains.iter().map(|domain| format!("~{}", domain.trim_end_matches('.'))).collect();
     let address = if address.port() == 53 { address.ip().to_string() } else { address.to_string() };
-    Ok(format!("{MARK}[Resolve]\nDNS={address}\nDomains={}\n", domains.join(" ")))
+    Ok(format!("{MARKER}[Resolve]\nDNS={address}\nDomains={}\n", domains.join(" ")))
 }
 
-/// The clusters' own, or `beeline`.
-fn check(domain: &str) -> Result<(), BadDomain> {
-    if Zone::is_second(domain) { Ok(()) } else { Zone::new("", domain).map(drop) }
+/// A domain of a cluster, or `beeline`.
+fn check_domain(domain: &str) -> Result<(), DomainError> {
+    if Zone::is_reserved(domain) { Ok(()) } else { Zone::new("", domain).map(drop) }
 }
 
 #[cfg(test)]
@@ -159,31 +162,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_clusters_domains_are_routed() {
+    fn only_the_domains_of_the_clusters_are_routed() {
         let domains = ["cluster.local".to_owned(), "beeline.".to_owned()];
-        let text = settings("127.0.0.55:53".parse().unwrap(), &domains).unwrap();
-        assert_eq!(text, format!("{MARK}[Resolve]\nDNS=127.0.0.55\nDomains=~cluster.local ~beeline\n"));
-        let other = settings("[::1]:5353".parse().unwrap(), &domains).unwrap();
+        let text = drop_in("127.0.0.55:53".parse().unwrap(), &domains).unwrap();
+        assert_eq!(text, format!("{MARKER}[Resolve]\nDNS=127.0.0.55\nDomains=~cluster.local ~beeline\n"));
+        let other = drop_in("[::1]:5353".parse().unwrap(), &domains).unwrap();
         assert!(other.contains("DNS=[::1]:5353\n"), "{other}");
     }
 
     #[test]
-    fn servers_for_everything_are_seen() {
+    fn servers_for_all_names_are_found() {
         for some in ["[Resolve]\n DNS=192.0.2.1\n", "DNS = 192.0.2.1", "DNS\t= 192.0.2.1"] {
-            assert!(names_servers(some), "{some}");
+            assert!(sets_servers(some), "{some}");
         }
-        let usual = folders(Path::new("/etc/systemd/resolved.conf.d"));
+        let usual = resolved_dirs(Path::new("/etc/systemd/resolved.conf.d"));
         assert!(usual.contains(&"/run/systemd/resolved.conf.d".into()) && usual.len() == 4);
-        assert_eq!(folders(Path::new("/x")), [PathBuf::from("/x")], "another's folder is looked at alone");
+        assert_eq!(resolved_dirs(Path::new("/x")), [PathBuf::from("/x")], "another directory is read alone");
         for none in ["", "#DNS=192.0.2.1", "[Resolve]\nDNS=\n", "DNS = ", "FallbackDNS=192.0.2.1", "DNSSEC=no"] {
-            assert!(!names_servers(none), "{none}");
+            assert!(!sets_servers(none), "{none}");
         }
     }
 
     #[test]
-    fn the_whole_world_is_not_routed() {
+    fn the_root_domain_cannot_be_routed() {
         for bad in [&[][..], &[".".to_owned()], &["a b".to_owned()], &["~.".to_owned()]] {
-            assert!(settings("127.0.0.55:53".parse().unwrap(), bad).is_err(), "{bad:?}");
+            assert!(drop_in("127.0.0.55:53".parse().unwrap(), bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -1,10 +1,12 @@
-//! `beeline doctor`: what this kernel and host can do for us, what stands at our hooks, and what to do about each.
+//! `beeline doctor`: checks what the agent needs from the kernel and the host, lists the programs at its hooks, and
+//! says what to change.
 
-use super::WRONG;
-use crate::args::Doctor;
-use crate::live::Live;
+use super::CHECK_FAILED;
+use super::agent::is_bpffs;
+use crate::args::DoctorArgs;
+use crate::live_tables::LiveTables;
 use crate::print;
-use beeline_agent::status::Request;
+use beeline_api::{AgentClient, AgentStatus};
 use beeline_datapath::{cgroup, query};
 use beeline_model::Protocol;
 use beeline_model::row::FrontendKey;
@@ -12,6 +14,9 @@ use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+/// The number of hooks that the agent attaches to.
+const HOOKS: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -21,7 +26,7 @@ enum Level {
     Wrong,
 }
 
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 struct Check {
     what: &'static str,
     level: Level,
@@ -33,50 +38,65 @@ fn check(what: &'static str, level: Level, found: impl Into<String>, next: impl 
     Check { what, level, found: found.into(), next: next.into() }
 }
 
-pub fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
-    let root = doctor.cgroup.clone().or_else(|| cgroup::root().ok());
-    let mut checks = vec![
-        rights(),
-        kernel(),
-        btf(),
-        bpffs(&doctor.view.place.pin_dir),
-        cgroup2(root.as_deref()),
-        errno(),
-        reaping(),
-    ];
-    checks.extend(api_server(doctor));
-    checks.extend(root.as_deref().map(others).unwrap_or_default());
-    print::show(doctor.view.output, &checks, || {
-        let mark = |level| match level {
-            Level::Ok => "ok",
-            Level::Note => "note",
-            Level::Wrong => "WRONG",
-        };
-        let cells = |c: &Check| vec![mark(c.level).to_owned(), c.what.to_owned(), c.found.clone(), c.next.clone()];
-        print::table(&["", "WHAT", "FOUND", "WHAT TO DO"], &checks.iter().map(cells).collect::<Vec<_>>())
-    })?;
-    let wrong = checks.iter().any(|c| c.level == Level::Wrong);
-    Ok(if wrong { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
+fn ok(what: &'static str, found: impl Into<String>) -> Check {
+    check(what, Level::Ok, found, "")
 }
 
-fn rights() -> Check {
+fn wrong(what: &'static str, found: impl Into<String>, next: impl Into<String>) -> Check {
+    check(what, Level::Wrong, found, next)
+}
+
+pub fn run(doctor: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let paths = &doctor.query.paths;
+    let status = AgentClient::new(&paths.socket).status().ok();
+    let cgroup = served_cgroup(doctor.cgroup.clone(), status.as_ref());
+    let mut checks = vec![
+        capabilities(),
+        kernel(),
+        btf(),
+        bpffs(&paths.pin_dir),
+        cgroup2(cgroup.as_deref()),
+        errno(),
+        udp_sockets(),
+    ];
+    checks.extend(status.and_then(|status| api_server(&status, &paths.pin_dir)));
+    checks.extend(cgroup.as_deref().map(hooks).unwrap_or_default());
+    print::write(doctor.query.output, &checks, || table(&checks))?;
+    let failed = checks.iter().any(|check| check.level == Level::Wrong);
+    Ok(if failed { ExitCode::from(CHECK_FAILED) } else { ExitCode::SUCCESS })
+}
+
+/// The cgroup of the option, else that of the running agent, else the root of cgroup2. An agent in a container may name
+/// a path that does not exist here.
+fn served_cgroup(given: Option<PathBuf>, status: Option<&AgentStatus>) -> Option<PathBuf> {
+    let reported = status.map(|status| PathBuf::from(&status.kernel.cgroup)).filter(|path| path.is_dir());
+    given.or(reported).or_else(|| cgroup::root().ok())
+}
+
+fn table(checks: &[Check]) -> String {
+    let mark = |level| match level {
+        Level::Ok => "ok",
+        Level::Note => "note",
+        Level::Wrong => "WRONG",
+    };
+    let cells = |c: &Check| vec![mark(c.level).to_owned(), c.what.to_owned(), c.found.clone(), c.next.clone()];
+    print::table(&["", "CHECK", "FOUND", "WHAT TO DO"], &checks.iter().map(cells).collect::<Vec<_>>())
+}
+
+fn capabilities() -> Check {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:")).unwrap_or("0").trim().to_owned();
     let bits = u64::from_str_radix(&effective, 16).unwrap_or(0);
-    let needed = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF"), (21, "CAP_SYS_ADMIN")];
+    let needed = [(39, "CAP_BPF"), (12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (21, "CAP_SYS_ADMIN")];
     let missing: Vec<&str> = needed.iter().filter(|(bit, _)| bits >> bit & 1 == 0).map(|(_, name)| *name).collect();
-    match missing.is_empty() {
-        true => check("rights", Level::Ok, "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN", ""),
-        false => check(
-            "rights",
-            Level::Wrong,
-            format!("missing: {}", missing.join(", ")),
-            "run as root, or give these capabilities",
-        ),
+    if missing.is_empty() {
+        return ok("capabilities", "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN");
     }
+    let next = "run as root, or add these capabilities";
+    wrong("capabilities", format!("missing: {}", missing.join(", ")), next)
 }
 
-fn release() -> (String, (u32, u32)) {
+fn kernel_release() -> (String, (u32, u32)) {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     let mut numbers = text.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
@@ -84,131 +104,129 @@ fn release() -> (String, (u32, u32)) {
 }
 
 fn kernel() -> Check {
-    let (text, version) = release();
-    match version >= (6, 1) {
-        true => check("kernel", Level::Ok, text, ""),
-        false => check("kernel", Level::Wrong, format!("{text}, older than 6.1"), "boot 6.1 or newer"),
+    match kernel_release() {
+        (text, version) if version >= (6, 1) => ok("kernel", text),
+        (text, _) => wrong("kernel", format!("{text} is older than 6.1"), "boot a kernel 6.1 or newer"),
     }
 }
 
 fn btf() -> Check {
     match Path::new("/sys/kernel/btf/vmlinux").exists() {
-        true => check("BTF", Level::Ok, "/sys/kernel/btf/vmlinux", ""),
-        false => {
-            check("BTF", Level::Wrong, "the kernel describes no types", "boot a kernel with CONFIG_DEBUG_INFO_BTF=y")
-        }
+        true => ok("BTF", "/sys/kernel/btf/vmlinux"),
+        false => wrong("BTF", "the kernel has no BTF", "boot a kernel with CONFIG_DEBUG_INFO_BTF=y"),
     }
 }
 
 fn bpffs(pin_dir: &Path) -> Check {
-    let at = pin_dir.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let is_bpf = |line: &str| {
-        let (before, after) = line.split_once(" - ")?;
-        after.starts_with("bpf ").then(|| before.split(' ').nth(4).map(PathBuf::from)).flatten()
-    };
-    let found = mounts.lines().filter_map(is_bpf).any(|mount| at.starts_with(mount));
-    match found {
-        true => check("bpffs", Level::Ok, format!("{} can be pinned to", pin_dir.display()), ""),
-        false => check(
-            "bpffs",
-            Level::Wrong,
-            format!("{} is in no bpffs", pin_dir.display()),
-            "mount -t bpf bpf /sys/fs/bpf",
-        ),
+    match is_bpffs(pin_dir) {
+        true => ok("bpffs", format!("{} is in a bpffs", pin_dir.display())),
+        false => wrong("bpffs", format!("{} is not in a bpffs", pin_dir.display()), "mount -t bpf bpf /sys/fs/bpf"),
     }
 }
 
-fn cgroup2(root: Option<&Path>) -> Check {
+fn cgroup2(cgroup: Option<&Path>) -> Check {
     let mounts: Vec<String> = cgroup::mounts().iter().map(|m| m.display().to_string()).collect();
-    match root {
-        Some(root) if cgroup::is_cgroup2(root) => {
-            let hidden = std::fs::read_to_string("/proc/self/cgroup").is_ok_and(|t| t.contains("0::/.."));
-            let level = if hidden { Level::Note } else { Level::Ok };
-            let next = if hidden {
-                "this process is in a private cgroup namespace: give --cgroup a path of the host's"
-            } else {
-                ""
-            };
-            check("cgroup2", level, format!("{} (mounted at {})", root.display(), mounts.join(" ")), next)
-        }
-        Some(root) => check(
+    let Some(cgroup) = cgroup else {
+        return wrong("cgroup2", "not mounted", "mount -t cgroup2 none /sys/fs/cgroup/unified");
+    };
+    if !cgroup::is_cgroup2(cgroup) {
+        return wrong(
             "cgroup2",
-            Level::Wrong,
-            format!("{} is not cgroup2", root.display()),
-            "name one below cgroup2 by --cgroup",
+            format!("{} is not cgroup2", cgroup.display()),
+            "give a directory of cgroup2 by --cgroup",
+        );
+    }
+    let found = format!("{} (mounted at {})", cgroup.display(), mounts.join(" "));
+    match std::fs::read_to_string("/proc/self/cgroup").is_ok_and(|text| text.contains("0::/..")) {
+        true => check(
+            "cgroup2",
+            Level::Note,
+            found,
+            "this process is in a private cgroup namespace: give --cgroup a path of the host",
         ),
-        None => check("cgroup2", Level::Wrong, "not mounted", "mount -t cgroup2 none /sys/fs/cgroup/unified"),
+        false => ok("cgroup2", found),
     }
 }
 
-/// An agent that needs an address that it provides itself cannot begin where nobody else provides it.
-fn api_server(doctor: &Doctor) -> Option<Check> {
-    let place = &doctor.view.place;
-    let status = beeline_agent::ask(&place.socket, &Request::Status)?.ok()?;
-    let server = status.pointer("/source/name")?.as_str()?;
+/// Without kube-proxy, an agent that reaches its API server by a service address cannot start: it would have to resolve
+/// that address first.
+fn api_server(status: &AgentStatus, pin_dir: &Path) -> Option<Check> {
+    let server = status.source.as_ref()?.name.as_str();
     let host = server.split_once("://")?.1.trim_end_matches('/');
-    let at: SocketAddr = host.parse().or_else(|_| format!("{host}:443").parse()).ok()?;
-    let key = FrontendKey::new(at.ip().into(), at.port(), Protocol::Tcp);
-    let own = Live::open(&place.pin_dir).ok()?.rows.frontends.contains_key(&key);
-    Some(match own {
-        true => check(
+    let address: SocketAddr = host.parse().or_else(|_| format!("{host}:443").parse()).ok()?;
+    let key = FrontendKey::new(address.ip().into(), address.port(), Protocol::Tcp);
+    let is_service = LiveTables::open(pin_dir).ok()?.rows.frontends.contains_key(&key);
+    Some(api_server_check(server, is_service, status.beside_kube_proxy))
+}
+
+fn api_server_check(server: &str, is_service: bool, beside_kube_proxy: bool) -> Check {
+    match (is_service, beside_kube_proxy) {
+        (false, _) => ok("API server", server),
+        (true, true) => ok("API server", format!("{server}, a service address that kube-proxy resolves too")),
+        (true, false) => wrong(
             "API server",
-            Level::Wrong,
-            format!("{server} is a service address, which the agent provides itself"),
-            "give the control plane's own addresses by --api-server",
+            format!("{server} is a service address, which only this agent resolves"),
+            "give the addresses of the control plane by --api-server",
         ),
-        false => check("API server", Level::Ok, server, ""),
-    })
+    }
 }
 
 fn errno() -> Check {
-    match release().1 >= (5, 18) {
-        true => check("exact errno", Level::Ok, "a refusal is ECONNREFUSED", ""),
-        false => check("exact errno", Level::Wrong, "a refusal would be EPERM", "boot 5.18 or newer"),
+    match kernel_release().1 >= (5, 18) {
+        true => ok("errno of a refusal", "ECONNREFUSED"),
+        false => {
+            wrong("errno of a refusal", "EPERM, since the kernel is older than 5.18", "boot a kernel 5.18 or newer")
+        }
     }
 }
 
-fn reaping() -> Check {
-    match release().1 {
-        v if v >= (6, 16) => check("stale UDP sockets", Level::Ok, "destroyed exactly, in one pass", ""),
-        v if v >= (6, 5) => check(
-            "stale UDP sockets",
-            Level::Ok,
-            "destroyed exactly, in repeated passes (before 6.16 a walk may skip)",
-            "",
-        ),
+fn udp_sockets() -> Check {
+    const WHAT: &str = "stale UDP sockets";
+    match kernel_release().1 {
+        version if version >= (6, 16) => ok(WHAT, "destroyed exactly, in one pass"),
+        version if version >= (6, 5) => {
+            ok(WHAT, "destroyed exactly, in repeated passes (before 6.16 a pass may skip some)")
+        }
         _ => check(
-            "stale UDP sockets",
+            WHAT,
             Level::Note,
-            "destroyed by netlink: one that reconnects in that moment goes too",
-            "6.5 or newer is exact",
+            "destroyed by netlink; a socket that reconnects in that moment is destroyed too",
+            "kernel 6.5 or newer is exact",
         ),
     }
 }
 
-/// Other programs at the hooks run beside ours: links are safe from whoever detaches by cgroup.
-fn others(root: &Path) -> Vec<Check> {
-    let attached = match query::attached(root) {
+/// Programs of others at the hooks run in addition to those of the agent. Links cannot be detached by cgroup, so other
+/// programs cannot remove them.
+fn hooks(cgroup: &Path) -> Vec<Check> {
+    let attached = match query::attached(cgroup) {
         Ok(attached) => attached,
-        Err(error) => return vec![check("hooks", Level::Wrong, error.to_string(), "run as root")],
+        Err(error) => return vec![wrong("hooks", error.to_string(), "run as root")],
     };
     let (ours, others): (Vec<_>, Vec<_>) = attached.into_iter().partition(query::is_ours);
-    let at = root.display();
+    let at = cgroup.display();
     let mut checks = vec![match ours.len() {
-        0 => check("our hooks", Level::Note, format!("none at {at}"), "start an agent, or name its --cgroup"),
-        8 => check("our hooks", Level::Ok, format!("all 8 at {at}"), ""),
-        n => check(
-            "our hooks",
-            Level::Wrong,
-            format!("{n} of 8 at {at}"),
-            "restart the agent: it attaches what is missing",
-        ),
+        0 => check("hooks", Level::Note, format!("none of {HOOKS} at {at}"), "start an agent, or give its --cgroup"),
+        HOOKS => ok("hooks", format!("all {HOOKS} at {at}")),
+        n => wrong("hooks", format!("{n} of {HOOKS} at {at}"), "restart the agent: it attaches the missing ones"),
     }];
     for other in others {
         let found = format!("{}: program {} ({})", other.hook, other.id, other.name);
-        let next = "it runs beside ours; if it also resolves services (another kube-proxy replacement), switch one of them off";
+        let next = "it runs in addition to Beeline; if it resolves services too, disable one of the two";
         checks.push(check("other program", Level::Note, found, next));
     }
     checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_address_of_the_api_server_is_wrong_only_without_kube_proxy() {
+        let level = |is_service, beside| api_server_check("https://10.96.0.1:443/", is_service, beside).level;
+        assert_eq!(level(true, false), Level::Wrong);
+        assert_eq!(level(true, true), Level::Ok, "the default of the chart");
+        assert_eq!(level(false, false), Level::Ok);
+    }
 }

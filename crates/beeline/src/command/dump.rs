@@ -1,73 +1,57 @@
-//! `beeline dump`: the tables with the fields that operators of the earlier system know. docs/dump.md says how each
-//! follows from our tables.
+//! `beeline dump`: the kernel's tables, with the field names of the earlier system that operators know. docs/dump.md
+//! describes how each field follows from the tables.
 
 use super::services::kind_name;
-use crate::args::{Dump, DumpTable};
-use crate::live::Live;
-use crate::print::{self, dash};
-use beeline_agent::status::Request;
-use beeline_datapath::level::Levels;
-use beeline_datapath::reap::Surveyor;
-use beeline_datapath::record::AffinityTable;
-use beeline_model::row::{FrontendKey, Kind, NameKind, OwnerId, Rule, SetRow};
-use serde::Serialize;
+use crate::args::{DumpArgs, DumpTable};
+use crate::live_tables::LiveTables;
+use crate::print::{self, or_dash};
+use beeline_api::AgentClient;
+use beeline_datapath::affinity::{AffinityRow, AffinityTable};
+use beeline_datapath::bucket::BucketLevels;
+use beeline_datapath::control::monotonic;
+use beeline_datapath::reap::SocketRecordReader;
+use beeline_model::row::{FrontendKey, FrontendKind, NameKind, NodeRow, OwnerId, Rule, SetRow};
+use beeline_model::{Address, Family};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-pub fn run(dump: &Dump) -> anyhow::Result<ExitCode> {
-    let live = Live::open(&dump.view.place.pin_dir)?;
-    let node = own_node(dump);
-    match dump.table {
-        DumpTable::Service => print_rows(dump, service_rows(&live, node.as_deref())),
-        DumpTable::Backend => print_rows(dump, backend_rows(&live, &node_ips(dump))),
-        DumpTable::Node => print_rows(dump, node_rows(&live)),
-        DumpTable::Affinity => print_rows(dump, affinity_rows(&live)?),
-        DumpTable::Nat => print_rows(dump, nat_rows(&live)?),
-        DumpTable::Policy => print_rows(dump, policy_rows(&live)?),
-        DumpTable::Member => print_rows(dump, member_rows(&live)),
-    }?;
+pub fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
+    let tables = LiveTables::open(&args.query.paths.pin_dir)?;
+    let status = || AgentClient::new(&args.query.paths.socket).status().ok();
+    let rows = match args.table {
+        DumpTable::Service => service_rows(&tables, status().map(|status| status.node).as_deref()),
+        DumpTable::Backend => backend_rows(&tables, &status().map(|status| status.nodes).unwrap_or_default()),
+        DumpTable::Node => node_rows(&tables),
+        DumpTable::Affinity => affinity_rows(&tables)?,
+        DumpTable::Nat => nat_rows(&tables)?,
+        DumpTable::Policy => policy_rows(&tables)?,
+        DumpTable::Member => member_rows(&tables),
+    };
+    print_rows(args, &rows)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// One row: its key and its value, as named fields in order.
-#[derive(Serialize)]
-struct Row {
+/// One row of a table: named fields, in the order of the columns.
+struct DumpRow {
     key: Fields,
     value: Fields,
 }
 
 type Fields = Vec<(&'static str, String)>;
 
-fn print_rows(dump: &Dump, rows: Vec<Row>) -> anyhow::Result<()> {
-    let maps: Vec<BTreeMap<&str, BTreeMap<&str, &str>>> = rows
-        .iter()
-        .map(|row| {
-            let object = |fields: &'_ Fields| -> BTreeMap<&str, String> { fields.iter().cloned().collect() };
-            let _ = object;
-            BTreeMap::from([
-                ("key", row.key.iter().map(|(k, v)| (*k, v.as_str())).collect()),
-                ("value", row.value.iter().map(|(k, v)| (*k, v.as_str())).collect()),
-            ])
-        })
-        .collect();
-    print::show(dump.view.output, &maps, || {
-        let header: Vec<&str> =
-            rows.first().map_or(Vec::new(), |r| r.key.iter().chain(&r.value).map(|(name, _)| *name).collect());
-        let cells: Vec<Vec<String>> =
-            rows.iter().map(|r| r.key.iter().chain(&r.value).map(|(_, v)| v.clone()).collect()).collect();
-        let text = if rows.is_empty() { String::new() } else { print::table(&header, &cells) };
-        format!("{text}{} rows\n", rows.len())
-    })
+fn print_rows(args: &DumpArgs, rows: &[DumpRow]) -> anyhow::Result<()> {
+    let object = |fields: &Fields| fields.iter().cloned().collect::<BTreeMap<_, _>>();
+    let objects: Vec<BTreeMap<&str, BTreeMap<&str, String>>> =
+        rows.iter().map(|row| BTreeMap::from([("key", object(&row.key)), ("value", object(&row.value))])).collect();
+    print::write(args.query.output, &objects, || table(rows))
 }
 
-fn own_node(dump: &Dump) -> Option<String> {
-    let status = beeline_agent::ask(&dump.view.place.socket, &Request::Status)?.ok()?;
-    status["node"].as_str().map(str::to_owned)
-}
-
-fn node_ips(dump: &Dump) -> BTreeMap<String, Vec<String>> {
-    let status = beeline_agent::ask(&dump.view.place.socket, &Request::Status).and_then(Result::ok);
-    status.and_then(|s| serde_json::from_value(s["nodes"].clone()).ok()).unwrap_or_default()
+fn table(rows: &[DumpRow]) -> String {
+    let Some(first) = rows.first() else { return "0 rows\n".into() };
+    let header: Vec<&str> = first.key.iter().chain(&first.value).map(|(name, _)| *name).collect();
+    let cells = |row: &DumpRow| row.key.iter().chain(&row.value).map(|(_, value)| value.clone()).collect();
+    let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    format!("{}{}\n", print::table(&header, &cells), print::plural(rows.len(), "row"))
 }
 
 fn nat_type(rule: Rule) -> &'static str {
@@ -78,8 +62,8 @@ fn nat_type(rule: Rule) -> &'static str {
     }
 }
 
-fn number(live: &Live, owner: OwnerId) -> String {
-    dash(live.rows.names.get(owner).filter(|n| n.kind == NameKind::ServicePort).map(|n| n.number))
+fn number(tables: &LiveTables, owner: OwnerId) -> String {
+    or_dash(tables.rows.names.get(owner).filter(|n| n.kind == NameKind::ServicePort).map(|n| n.number))
 }
 
 fn flags(set: &SetRow, rule: Rule) -> String {
@@ -89,29 +73,30 @@ fn flags(set: &SetRow, rule: Rule) -> String {
         (set.header.limited, "limit"),
         (set.header.self_next, "selfNext"),
     ];
-    let said: Vec<&str> = words.iter().filter(|(on, _)| *on && set.rule == rule).map(|(_, word)| *word).collect();
-    if said.is_empty() { "0".into() } else { said.join(",") }
+    let set_flags: Vec<&str> = words.iter().filter(|(on, _)| *on && set.rule == rule).map(|(_, word)| *word).collect();
+    if set_flags.is_empty() { "0".into() } else { set_flags.join(",") }
 }
 
-fn service_rows(live: &Live, node: Option<&str>) -> Vec<Row> {
-    let mut keys: Vec<&FrontendKey> = live.rows.frontends.keys().filter(|k| k.protocol.is_some()).collect();
+fn service_rows(tables: &LiveTables, node: Option<&str>) -> Vec<DumpRow> {
+    let mut keys: Vec<&FrontendKey> = tables.rows.frontends.keys().filter(|k| k.protocol.is_some()).collect();
     keys.sort();
     let row = |key: &FrontendKey| {
-        let frontend = live.rows.frontends.get(key)?;
-        let set = live.rows.sets.get(frontend.set)?;
-        let members = live.rows.members(set);
-        let is_local =
-            |id: &&u32| live.rows.backends.get(**id).is_some_and(|b| node.is_some() && live.node_name(b.node) == node);
-        Some(Row {
+        let frontend = tables.rows.frontends.get(key)?;
+        let set = tables.rows.sets.get(frontend.set)?;
+        let members = tables.rows.members(set);
+        let is_local = |id: &&u32| {
+            tables.rows.backends.get(**id).is_some_and(|b| node.is_some() && tables.node_name(b.node) == node)
+        };
+        Some(DumpRow {
             key: vec![
                 ("DestIp", key.address.to_string()),
                 ("DestPort", key.port.to_string()),
-                ("protocol", dash(key.protocol).to_lowercase()),
+                ("protocol", or_dash(key.protocol).to_lowercase()),
                 ("NatType", nat_type(set.rule).into()),
                 ("Scope", (key.scope as u8).to_string()),
             ],
             value: vec![
-                ("SvcId", number(live, set.owner)),
+                ("SvcId", number(tables, set.owner)),
                 ("TotalBackendCount", members.len().to_string()),
                 ("LocalBackendCount", node.map_or("-".into(), |_| members.iter().filter(is_local).count().to_string())),
                 ("AffinitySecond", set.header.affinity.to_string()),
@@ -119,7 +104,7 @@ fn service_rows(live: &Live, node: Option<&str>) -> Vec<Row> {
                 ("BalancingFlags", flags(set, Rule::Balancing)),
                 ("RedirectFlags", flags(set, Rule::Redirect)),
                 ("NatMode", kind_name(frontend.kind).into()),
-                ("name", live.owner_text(set.owner)),
+                ("name", tables.owner_text(set.owner)),
             ],
         })
     };
@@ -127,40 +112,41 @@ fn service_rows(live: &Live, node: Option<&str>) -> Vec<Row> {
 }
 
 /// The port of a service port's ClusterIP, and its NodePort.
-fn ports_of(live: &Live, owner: OwnerId) -> (Option<u16>, Option<u16>) {
+fn ports_of(tables: &LiveTables, owner: OwnerId) -> (Option<u16>, Option<u16>) {
     let mut found = (None, None);
-    for (key, frontend) in &live.rows.frontends {
-        let owned = live.rows.sets.get(frontend.set).is_some_and(|s| s.owner == owner);
+    for (key, frontend) in &tables.rows.frontends {
+        let owned = tables.rows.sets.get(frontend.set).is_some_and(|s| s.owner == owner);
         match frontend.kind {
-            Kind::NodePort if owned => found.1 = Some(key.port),
-            Kind::ClusterIp if owned && key.protocol.is_some() => found.0 = Some(key.port),
+            FrontendKind::NodePort if owned => found.1 = Some(key.port),
+            FrontendKind::ClusterIp if owned && key.protocol.is_some() => found.0 = Some(key.port),
             _ => {}
         }
     }
     found
 }
 
-fn backend_rows(live: &Live, nodes: &BTreeMap<String, Vec<String>>) -> Vec<Row> {
+fn backend_rows(tables: &LiveTables, nodes: &BTreeMap<String, Vec<String>>) -> Vec<DumpRow> {
     let mut by_owner: BTreeMap<OwnerId, Vec<u32>> = BTreeMap::new();
-    for (id, b) in live.rows.backends.iter() {
+    for (id, b) in tables.rows.backends.iter() {
         by_owner.entry(b.owner).or_default().push(id);
     }
     let mut rows = Vec::new();
     for (owner, mut ids) in by_owner {
-        ids.sort_by_key(|id| (live.rows.backends[*id].address, live.rows.backends[*id].port));
-        let (port, node_port) = ports_of(live, owner);
-        let name = live.port_name(owner);
+        ids.sort_by_key(|id| (tables.rows.backends[*id].address, tables.rows.backends[*id].port));
+        let (port, node_port) = ports_of(tables, owner);
+        let name = tables.port_name(owner);
         for (order, id) in ids.iter().enumerate() {
-            let b = live.rows.backends[*id];
+            let b = tables.rows.backends[*id];
             let family = b.address.family();
-            let of_family = |ip: &&String| ip.contains(':') == (family == beeline_model::Family::V6);
-            let node_ip = live.node_name(b.node).and_then(|n| nodes.get(n)).and_then(|ips| ips.iter().find(of_family));
-            rows.push(Row {
+            let of_family = |ip: &&String| ip.contains(':') == (family == Family::V6);
+            let node_ip =
+                tables.node_name(b.node).and_then(|n| nodes.get(n)).and_then(|ips| ips.iter().find(of_family));
+            rows.push(DumpRow {
                 key: vec![
                     ("Order", order.to_string()),
-                    ("SvcId", number(live, owner)),
-                    ("port", dash(port)),
-                    ("protocol", dash(name.as_ref().map(|n| n.protocol)).to_lowercase()),
+                    ("SvcId", number(tables, owner)),
+                    ("port", or_dash(port)),
+                    ("protocol", or_dash(name.as_ref().map(|n| n.protocol)).to_lowercase()),
                     ("NatType", "service".into()),
                     ("Scope", "0".into()),
                 ],
@@ -169,8 +155,8 @@ fn backend_rows(live: &Live, nodes: &BTreeMap<String, Vec<String>>) -> Vec<Row> 
                     ("PodPort", b.port.to_string()),
                     ("NodeIp", node_ip.cloned().unwrap_or_else(|| "0.0.0.0".into())),
                     ("NodePort", node_port.unwrap_or(0).to_string()),
-                    ("node", dash(live.node_name(b.node))),
-                    ("name", live.owner_text(owner)),
+                    ("node", or_dash(tables.node_name(b.node))),
+                    ("name", tables.owner_text(owner)),
                 ],
             });
         }
@@ -178,28 +164,28 @@ fn backend_rows(live: &Live, nodes: &BTreeMap<String, Vec<String>>) -> Vec<Row> 
     rows
 }
 
-fn node_rows(live: &Live) -> Vec<Row> {
+fn node_rows(tables: &LiveTables) -> Vec<DumpRow> {
     let word = |is: bool| if is { "yes" } else { "no" }.to_owned();
-    let row = |(address, node): (&beeline_model::Address, &beeline_model::row::NodeRow)| Row {
+    let row = |(address, node): (&Address, &NodeRow)| DumpRow {
         key: vec![("NodeIp", address.to_string())],
         value: vec![
             ("cluster", node.cluster.to_string()),
             ("own", word(node.own)),
             ("hostOnly", word(node.loopback)),
-            ("alone", word(node.alone)),
+            ("exactLoopback", word(node.alone)),
         ],
     };
-    live.rows.nodes.iter().map(row).collect()
+    tables.rows.nodes.iter().map(row).collect()
 }
 
-fn affinity_rows(live: &Live) -> anyhow::Result<Vec<Row>> {
-    let now = beeline_datapath::control::monotonic();
-    let rows = AffinityTable::new(&live.maps)?.rows()?;
-    let row = |r: &beeline_datapath::record::AffinityRow| Row {
+fn affinity_rows(tables: &LiveTables) -> anyhow::Result<Vec<DumpRow>> {
+    let now = monotonic();
+    let rows = AffinityTable::new(&tables.maps)?.rows()?;
+    let row = |r: &AffinityRow| DumpRow {
         key: vec![
             ("client", r.client.to_string()),
-            ("SvcId", number(live, r.owner)),
-            ("name", live.owner_text(r.owner)),
+            ("SvcId", number(tables, r.owner)),
+            ("name", tables.owner_text(r.owner)),
         ],
         value: vec![
             ("PodIp", r.address.to_string()),
@@ -210,10 +196,10 @@ fn affinity_rows(live: &Live) -> anyhow::Result<Vec<Row>> {
     Ok(rows.iter().map(row).collect())
 }
 
-fn nat_rows(live: &Live) -> anyhow::Result<Vec<Row>> {
+fn nat_rows(tables: &LiveTables) -> anyhow::Result<Vec<DumpRow>> {
     let mut rows = Vec::new();
-    for socket in Surveyor::new(&live.maps)?.all()? {
-        rows.push(Row {
+    for socket in SocketRecordReader::new(&tables.maps)?.all()? {
+        rows.push(DumpRow {
             key: vec![
                 ("cookie", socket.cookie.to_string()),
                 ("protocol", socket.protocol.to_string().to_lowercase()),
@@ -224,29 +210,29 @@ fn nat_rows(live: &Live) -> anyhow::Result<Vec<Row>> {
                 ("NatIp", socket.chosen.to_string()),
                 ("NatPort", socket.chosen_port.to_string()),
                 ("netns", socket.netns_inode.to_string()),
-                ("name", live.owner_text(socket.owner)),
+                ("name", tables.owner_text(socket.owner)),
             ],
         });
     }
     Ok(rows)
 }
 
-fn policy_rows(live: &Live) -> anyhow::Result<Vec<Row>> {
-    let (levels, now) = (Levels::new(&live.maps)?, beeline_datapath::control::monotonic());
+fn policy_rows(tables: &LiveTables) -> anyhow::Result<Vec<DumpRow>> {
+    let (levels, now) = (BucketLevels::new(&tables.maps)?, monotonic());
     let mut rows = Vec::new();
-    for (id, name) in live.rows.names.iter().filter(|(_, name)| name.kind == NameKind::Policy) {
-        let limit = live.rows.buckets.get(&id);
+    for (id, name) in tables.rows.names.iter().filter(|(_, name)| name.kind == NameKind::Policy) {
+        let limit = tables.rows.buckets.get(&id);
         let tokens = limit.map(|limit| Ok(levels.of(id)?.tokens_at(now, *limit)));
         let tokens: Option<u64> = tokens.transpose().map_err(|e: beeline_datapath::Error| e)?;
-        let sets = live.rows.sets.values().filter(|set| set.header.policy == id);
-        rows.push(Row {
+        let sets = tables.rows.sets.values().filter(|set| set.header.policy == id);
+        rows.push(DumpRow {
             key: vec![("policy", id.to_string())],
             value: vec![
-                ("connectsPerSecond", dash(limit.map(|limit| limit.connects_per_second))),
-                ("burst", dash(limit.map(|limit| limit.burst))),
-                ("tokens", dash(tokens)),
+                ("connectsPerSecond", or_dash(limit.map(|limit| limit.connects_per_second))),
+                ("burst", or_dash(limit.map(|limit| limit.burst))),
+                ("tokens", or_dash(tokens)),
                 ("sets", sets.count().to_string()),
-                ("members", live.rows.selected_by(id).count().to_string()),
+                ("members", tables.rows.selected_by(id).count().to_string()),
                 ("name", name.text.clone()),
             ],
         });
@@ -254,11 +240,11 @@ fn policy_rows(live: &Live) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn member_rows(live: &Live) -> Vec<Row> {
-    let name = |policy| dash(live.rows.names.get(policy).map(|row| row.text.clone()));
-    let row = |(policy, cgroup): &(u32, u64)| Row {
+fn member_rows(tables: &LiveTables) -> Vec<DumpRow> {
+    let name = |policy| or_dash(tables.rows.names.get(policy).map(|row| row.text.clone()));
+    let row = |(policy, cgroup): &(u32, u64)| DumpRow {
         key: vec![("cgroup", cgroup.to_string()), ("policy", policy.to_string())],
         value: vec![("name", name(*policy))],
     };
-    live.rows.selected.iter().map(row).collect()
+    tables.rows.selected.iter().map(row).collect()
 }

@@ -1,58 +1,57 @@
-//! `beeline grant` and `beeline revoke`: an administrator makes a host known to the cluster, or forgets it.
+//! `beeline grant` and `beeline revoke`: create and delete the account of a host outside the cluster.
 
-use super::NotFound;
-use crate::args::{Administer, Grant};
-use crate::options::duration;
-use beeline_join::{Administrator, Code, HostName, Terms};
+use super::{NotFound, usage};
+use crate::args::{GrantArgs, HostAccountArgs};
+use beeline_join::{AdminClient, GrantLifetimes, HostName, JoinCode};
 use std::process::ExitCode;
 
-pub fn run(grant: &Grant) -> anyhow::Result<ExitCode> {
-    let host = HostName::parse(&grant.administer.host)?;
-    let terms = Terms { code: duration("--valid", &grant.valid)?, token: duration("--lifetime", &grant.lifetime)? };
-    let namespace = &grant.administer.namespace;
+pub fn run(grant: &GrantArgs) -> anyhow::Result<ExitCode> {
+    let host = HostName::parse(&grant.account.host).map_err(usage)?;
+    let lifetimes = GrantLifetimes { code: grant.code_lifetime.0, token: grant.token_lifetime.0 };
+    let namespace = &grant.account.namespace;
     let code = super::block_on(async {
-        let admin = administrator(&grant.administer, &grant.api_server).await?;
-        if let Some(url) = admin.loopback() {
-            eprintln!("beeline: {url} is this machine itself: hosts elsewhere need another address (--api-server URL)");
+        let admin = admin_client(&grant.account, &grant.api_server).await?;
+        if let Some(url) = admin.loopback_server() {
+            eprintln!("beeline: warning: {url} is a loopback address; for other hosts give --api-server URL");
         }
-        anyhow::Ok(beeline_join::grant(&admin, &host, namespace, terms).await?)
+        anyhow::Ok(beeline_join::grant(&admin, &host, namespace, lifetimes).await?)
     })?;
-    eprintln!("{}", explain(&code));
+    eprintln!("{}", instructions(&code));
     println!("beeline join {}", code.encode());
     Ok(ExitCode::SUCCESS)
 }
 
-/// Beside the line itself, so that the line alone can be piped.
-fn explain(code: &Code) -> String {
+/// Printed on standard error, so that the command on standard output can be piped.
+fn instructions(code: &JoinCode) -> String {
     let (cluster, token) = (&code.cluster, &code.token);
-    let (host, namespace, revoke) = (&token.account, &token.namespace, beeline_join::command("revoke", token));
+    let (host, namespace, revoke) = (&token.account, &token.namespace, beeline_join::admin_command("revoke", token));
     format!(
         "{host} may read services, endpoints, nodes and policies of {cluster}, and renew its own token ({namespace}/{host}).\n\
-         On that host, as root and before {:.0}, run `beeline join -`, paste the next line and end with Ctrl-D; or run the \
-         line itself, where neither a log of sudo nor the list of processes is read by others. Until then whoever has it can \
-         become {host}: hand it over like a password.\n\
-         If it got into other hands: `{revoke}`, which ends the tokens of that name, then grant again.",
+         On that host, as root and before {:.0}: run `beeline join -`, paste the line below and press Ctrl-D; or run the \
+         line itself, if neither the log of sudo nor the list of processes is visible to others.\n\
+         Anyone who has the code can join as {host} until then: treat it like a password. If it has leaked, run `{revoke}`, \
+         which invalidates all tokens of that name, and grant again.",
         token.expires
     )
 }
 
-pub fn revoke(administer: &Administer) -> anyhow::Result<ExitCode> {
-    let host = HostName::parse(&administer.host)?;
-    let namespace = &administer.namespace;
+pub fn revoke(account: &HostAccountArgs) -> anyhow::Result<ExitCode> {
+    let host = HostName::parse(&account.host).map_err(usage)?;
+    let namespace = &account.namespace;
     let removed = super::block_on(async {
-        let admin = administrator(administer, &[]).await?;
+        let admin = admin_client(account, &[]).await?;
         anyhow::Ok(beeline_join::revoke(&admin, &host, namespace).await?)
     })?;
     if removed.is_empty() {
-        return Err(NotFound(format!("no host {host} was granted anything in the namespace {namespace}")).into());
+        return Err(NotFound(format!("no account of host {host} in namespace {namespace}")).into());
     }
-    println!("{host} is not known any more; what it was told serves there until it leaves (`beeline leave`)");
+    println!("revoked {host}; the host keeps resolving from its last known state until it runs `beeline leave`");
     for path in removed {
         println!("  removed {path}");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn administrator(administer: &Administer, servers: &[String]) -> anyhow::Result<Administrator> {
-    Ok(Administrator::load(administer.kubeconfig.as_deref(), administer.context.clone(), servers).await?)
+async fn admin_client(account: &HostAccountArgs, servers: &[String]) -> anyhow::Result<AdminClient> {
+    Ok(AdminClient::load(account.kubeconfig.as_deref(), account.context.clone(), servers).await?)
 }

@@ -1,74 +1,77 @@
-//! `beeline join`: with a code from `beeline grant` this host becomes one of the cluster's. Everything is checked before
-//! anything is written, and what is written can be written again.
+//! `beeline join`: with a code from `beeline grant`, configures this host as a client of a cluster and starts the
+//! agent. Everything is checked before anything is written, and the command may be repeated.
 
-use crate::args::Join;
-use crate::joined::{self, CONFIGURATION, Joined};
+use super::usage;
+use crate::args::JoinArgs;
+use crate::joined::{self, CONFIGURATION, JoinedHost};
 use crate::options::{ClusterOptions, Options};
 use crate::systemd::Systemd;
 use anyhow::{Context, bail};
-use beeline_agent::reach::{Answer, SILENCE, knock};
-use beeline_agent::status::Request;
-use beeline_join::{Code, Contact, Credential, HostName};
+use beeline_agent::reach::{PROBE_TIMEOUT, ProbeResult, probe};
+use beeline_api::{AgentClient, AgentStatus};
+use beeline_join::{Credential, HostName, JoinCode, Preflight};
 use beeline_model::name::LOCAL_CLUSTER;
-use serde_json::Value;
+use beeline_model::rules::HostRole;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// A first sync of a large cluster over a slow line.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for the first list of a large cluster over a slow line.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub fn run(join: &Join) -> anyhow::Result<ExitCode> {
-    let code = Code::decode(&code_text(&join.code)?)?;
-    choose(&Joined::open(&join.root)?, &code, join.name.as_deref())?;
+pub fn run(join: &JoinArgs) -> anyhow::Result<ExitCode> {
+    let code = JoinCode::decode(&code_text(&join.code)?).map_err(usage)?;
+    choose_name(&JoinedHost::open(&join.root)?, &code, join.name.as_deref())?;
     let systemd = Systemd { root: &join.root };
     systemd.check()?;
-    let contact = super::block_on(async { Ok(Contact::make(&code, jiff::Timestamp::now(), answers).await?) })?;
-    let (joined, name, files) = take_in(join, &code, &contact)?;
-    let verb = if joined.configuration.cluster(&name).is_some() { "rejoined" } else { "joined" };
+    let preflight = super::block_on(async { Ok(Preflight::run(&code, jiff::Timestamp::now(), answers).await?) })?;
+    let (host, name, files) = write_all(join, &code, &preflight)?;
+    let verb = if host.configuration.cluster(&name).is_some() { "rejoined" } else { "joined" };
     println!("{verb} {name} as {}/{}", code.token.namespace, code.token.account);
-    say(&contact, &files);
-    start(join, &systemd, &joined.configuration.options, &name)?;
+    print_result(&preflight, &files);
+    start(join, &systemd, &host.configuration.options, &name)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// As the agent knocks: what it will find is what is said here.
-async fn answers(at: SocketAddr) -> bool {
-    matches!(knock(at, SILENCE).await, Answer::Connected | Answer::Reset)
+/// Probes as the agent does, so that the printed result is the one that the agent will have.
+async fn answers(address: SocketAddr) -> bool {
+    matches!(probe(address, PROBE_TIMEOUT).await, ProbeResult::Connected | ProbeResult::Reset)
 }
 
-/// `-`: from standard input, where neither the list of processes nor the shell's history shows it.
+/// `-` reads the code from standard input, where neither the list of processes nor the history of the shell shows it.
 fn code_text(code: &str) -> anyhow::Result<String> {
     if code != "-" {
         return Ok(code.to_owned());
     }
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).context("the code from standard input")?;
+    std::io::stdin().read_to_string(&mut text).context("cannot read the code from standard input")?;
     Ok(text)
 }
 
-/// The name that the cluster gets here. A cluster is known by its UID: the same one again keeps its name, and another one
-/// never takes it over.
-fn choose(joined: &Joined, code: &Code, asked: Option<&str>) -> anyhow::Result<String> {
-    let uid = |cluster: &ClusterOptions| joined.credential(cluster).map(|credential| credential.mark.uid);
-    let same = joined.configuration.clusters().iter().find(|cluster| uid(cluster).as_deref() == Some(&code.uid));
+/// The name of the cluster on this host. A cluster is identified by its UID: joining it again keeps its name, and
+/// another cluster cannot take that name.
+fn choose_name(host: &JoinedHost, code: &JoinCode, given: Option<&str>) -> anyhow::Result<String> {
+    let uid = |cluster: &ClusterOptions| host.credential(cluster).map(|credential| credential.extension.uid);
+    let same = host.configuration.clusters().iter().find(|cluster| uid(cluster).as_deref() == Some(&code.uid));
     if let Some(ClusterOptions { name, .. }) = same {
-        return match asked.filter(|asked| asked != name) {
+        return match given.filter(|given| given != name) {
             None => Ok(name.clone()),
             Some(other) => bail!(
-                "this cluster is joined already, as {name}: leave --name {other} out, or `beeline leave {name}` first"
+                "this host has joined the cluster already, as {name}: omit --name {other}, or run `beeline leave {name}` \
+                 first"
             ),
         };
     }
-    let name = asked.unwrap_or(&code.cluster);
-    check_name(name)?;
-    match joined.configuration.cluster(name) {
-        // Its kubeconfig is lost: joining again is what mends it.
-        Some(cluster) if joined.is_ours(cluster) && uid(cluster).is_none() => {}
+    let name = given.unwrap_or(&code.cluster);
+    check_name(name).map_err(usage)?;
+    match host.configuration.cluster(name) {
+        // The kubeconfig of the cluster is lost. Joining again writes it anew.
+        Some(cluster) if host.is_joined(cluster) && uid(cluster).is_none() => {}
         Some(_) => bail!(
-            "{name} is another cluster here: give this one another name (--name), or `beeline leave {name}` first"
+            "another cluster has the name {name} on this host: give this one another (--name), or run `beeline leave \
+             {name}` first"
         ),
         None => {}
     }
@@ -76,99 +79,103 @@ fn choose(joined: &Joined, code: &Code, asked: Option<&str>) -> anyhow::Result<S
 }
 
 fn check_name(name: &str) -> anyhow::Result<()> {
-    if HostName::tidy(name).as_deref() != Some(name) {
-        bail!("--name {name}: small letters, digits and '-', at most 63");
+    if HostName::sanitize(name).as_deref() != Some(name) {
+        bail!("--name {name}: expected lower-case letters, digits and '-', at most 63 characters");
     }
     if name == LOCAL_CLUSTER {
-        bail!("{name} is what a Node's own cluster is called: give this one another name (--name)");
+        bail!("the name {name} is reserved for a Node's own cluster: give another one (--name)");
     }
     Ok(())
 }
 
-/// Everything that is written. The network was asked for a while: what the configuration says is looked at again, and
-/// nobody else changes it meanwhile.
-fn take_in(join: &Join, code: &Code, contact: &Contact) -> anyhow::Result<(Joined, String, Vec<PathBuf>)> {
-    joined::make_room(&join.root)?;
-    let _turn = joined::turn(&join.root)?;
-    let joined = Joined::open(&join.root)?;
-    let name = choose(&joined, code, join.name.as_deref())?;
-    let files = write(&joined, &name, code, contact, &Systemd { root: &join.root })?;
-    Ok((joined, name, files))
+/// Writes all files under the lock of the configuration. The preflight took a while, so the configuration is read
+/// again.
+fn write_all(
+    join: &JoinArgs,
+    code: &JoinCode,
+    preflight: &Preflight,
+) -> anyhow::Result<(JoinedHost, String, Vec<PathBuf>)> {
+    joined::create_configuration_dir(&join.root)?;
+    let _lock = joined::lock_configuration(&join.root)?;
+    let host = JoinedHost::open(&join.root)?;
+    let name = choose_name(&host, code, join.name.as_deref())?;
+    let files = write(&host, &name, code, preflight, &Systemd { root: &join.root })?;
+    Ok((host, name, files))
 }
 
-/// The configuration last: what it names is there when a running agent reads it.
+/// The configuration is written last: when a running agent reads it, the files that it names exist.
 fn write(
-    joined: &Joined,
+    host: &JoinedHost,
     name: &str,
-    code: &Code,
-    contact: &Contact,
+    code: &JoinCode,
+    preflight: &Preflight,
     systemd: &Systemd,
 ) -> anyhow::Result<Vec<PathBuf>> {
-    let new = match joined.configuration.cluster(name) {
+    let new = match host.configuration.cluster(name) {
         Some(_) => None,
-        None => Some(joined.configuration.with(name, &joined.kubeconfig_named(name))?),
+        None => Some(host.configuration.with(name, &host.configured_kubeconfig(name))?),
     };
-    let units = systemd.install(&joined.configuration.options)?;
-    let kubeconfig = joined.kubeconfig(name);
-    Credential::write(&kubeconfig, name, code, &contact.token)?;
-    new.map_or(Ok(()), |configuration| joined.save(&configuration))?;
-    Ok([kubeconfig, joined.file()].into_iter().chain(units).collect())
+    let units = systemd.install(&host.configuration.options)?;
+    let kubeconfig = host.kubeconfig(name);
+    Credential::write(&kubeconfig, name, code, &preflight.token)?;
+    new.map_or(Ok(()), |configuration| host.save(&configuration))?;
+    Ok([kubeconfig, host.configuration_path()].into_iter().chain(units).collect())
 }
 
-fn say(contact: &Contact, files: &[PathBuf]) {
+fn print_result(preflight: &Preflight, files: &[PathBuf]) {
     for path in files {
         println!("  file            {}", path.display());
     }
-    println!("  API server      {}", contact.server);
-    println!("  cluster         {} services, {} nodes", contact.services.count, contact.nodes.count);
-    println!("  pods            {}", contact.pods);
-    let until = contact.token.expires;
-    println!("  token           valid until {until:.0}, renewed at half its life while the agent runs");
+    println!("  API server      {}", preflight.server);
+    println!("  cluster         {} services, {} nodes", preflight.services.count, preflight.nodes.count);
+    println!("  pods            {}", preflight.pods);
+    let expires = preflight.token.expires;
+    println!("  token           valid until {expires:.0}; the agent renews it at half of its lifetime");
 }
 
-fn start(join: &Join, systemd: &Systemd, options: &Options, name: &str) -> anyhow::Result<()> {
+fn start(join: &JoinArgs, systemd: &Systemd, options: &Options, name: &str) -> anyhow::Result<()> {
     if join.no_start || join.root != Path::new("/") {
-        println!("not started, as asked: systemctl enable --now beeline");
+        println!("not started; to start the agent: systemctl enable --now beeline");
         return Ok(());
     }
     if !systemd.is_running() {
-        println!("no systemd runs here: start the agent with `beeline agent --config {CONFIGURATION}`");
+        println!("systemd is not running; start the agent with `beeline agent --config {CONFIGURATION}`");
         return Ok(());
     }
     systemd.start()?;
-    let status = wait(&join.socket.clone().unwrap_or_else(|| options.socket()), name)?;
-    let count = |path: &str| status.pointer(path).and_then(Value::as_u64).unwrap_or(0);
+    let status = wait_until_ready(&join.socket.clone().unwrap_or_else(|| options.socket()), name)?;
     println!(
-        "serving: {} services with {} backends; `beeline services` lists them, `beeline status` tells how it stands",
-        count("/counts/services"),
-        count("/counts/backends")
+        "serving {} services with {} backends; see `beeline services` and `beeline status`",
+        status.counts.services, status.counts.backends
     );
     Ok(())
 }
 
-/// Until the agent has programmed what the cluster says.
-fn wait(socket: &Path, name: &str) -> anyhow::Result<Value> {
+/// Waits until the agent has programmed the objects of the cluster.
+fn wait_until_ready(socket: &Path, name: &str) -> anyhow::Result<AgentStatus> {
     let (start, mut last) = (Instant::now(), "it does not answer".to_owned());
-    while start.elapsed() < PATIENCE {
-        if let Some(Ok(status)) = beeline_agent::ask(socket, &Request::Status) {
-            match unready(&status, name) {
+    while start.elapsed() < READY_TIMEOUT {
+        if let Ok(status) = AgentClient::new(socket).status() {
+            match not_ready_reason(&status, name) {
                 None => return Ok(status),
-                Some(why) => last = why,
+                Some(reason) => last = reason,
             }
         }
         std::thread::sleep(Duration::from_millis(200));
     }
-    bail!("the agent was started and is not ready after {} s: {last}: see `journalctl -u beeline`", PATIENCE.as_secs())
+    bail!(
+        "the agent was started, but is not ready after {} s: {last}; see `journalctl -u beeline`",
+        READY_TIMEOUT.as_secs()
+    )
 }
 
-/// What is still missing.
-fn unready(status: &Value, name: &str) -> Option<String> {
-    if status["stand"] != "outside" {
-        return Some(format!("another agent answers, that of the node {}", status["node"]));
+fn not_ready_reason(status: &AgentStatus, name: &str) -> Option<String> {
+    if status.host_role != HostRole::Outside {
+        return Some(format!("the agent of node {} answers instead", status.node));
     }
-    let Some(cluster) = super::cluster_of(status, name) else { return Some(format!("it does not follow {name} yet")) };
-    match cluster["error"].as_str() {
-        Some(error) => Some(error.to_owned()),
-        None => (cluster["synced"] != true).then(|| "it has not read everything yet".to_owned()),
+    let Some(cluster) = status.cluster(name) else { return Some(format!("it does not watch cluster {name} yet")) };
+    match &cluster.error {
+        Some(error) => Some(error.clone()),
+        None => (!cluster.synced).then(|| format!("it has not read all objects of cluster {name} yet")),
     }
 }

@@ -1,4 +1,4 @@
-//! `beeline man`: a page each for beeline and its subcommands, from the same words as `--help`.
+//! `beeline man`: manual pages for beeline and its subcommands, generated from the same texts as `--help`.
 
 use crate::args::Args;
 use anyhow::Context;

@@ -1,4 +1,4 @@
-//! The subcommands, one file each.
+//! The subcommands, one file each, and their exit codes.
 
 mod agent;
 mod backends;
@@ -25,21 +25,38 @@ use crate::args::{Args, Command, DnsCommand};
 use clap::CommandFactory;
 use std::process::ExitCode;
 
-/// Nothing was found that the question was about.
+/// The object that the command asked for does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NotFound(pub String);
 
-/// 1: failed; 3: nothing found.
-pub fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<NotFound>() { 3 } else { 1 }
+/// The command line or the configuration file is wrong. clap reports the errors that it finds itself with the same exit
+/// code.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct UsageError(anyhow::Error);
+
+/// For `map_err`: marks an error as wrong usage.
+pub fn usage(error: impl Into<anyhow::Error>) -> anyhow::Error {
+    UsageError(error.into()).into()
 }
 
-/// Something is wrong, and it has been said.
-pub const WRONG: u8 = 4;
+const FAILURE: u8 = 1;
+const USAGE: u8 = 2;
+const NOT_FOUND: u8 = 3;
+/// A check failed, and the command has printed what is wrong.
+pub const CHECK_FAILED: u8 = 4;
+
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    match error {
+        error if error.is::<NotFound>() => NOT_FOUND,
+        error if error.is::<UsageError>() => USAGE,
+        _ => FAILURE,
+    }
+}
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    beeline_datapath::program::quiet_libbpf();
+    beeline_datapath::program::redirect_libbpf_log();
     match args.command {
         Command::Agent(options) => agent::run(*options),
         Command::Controller(options) => controller::run(*options),
@@ -58,7 +75,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Cleanup(cleanup) => cleanup::run(&cleanup),
         Command::Crds => crds::run(),
         Command::Grant(grant) => grant::run(&grant),
-        Command::Revoke(administer) => grant::revoke(&administer),
+        Command::Revoke(account) => grant::revoke(&account),
         Command::Join(join) => join::run(&join),
         Command::Leave(leave) => leave::run(&leave),
         Command::Man { dir } => man::run(&dir),
@@ -69,12 +86,21 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What the agent says of one cluster.
-fn cluster_of<'a>(status: &'a serde_json::Value, name: &str) -> Option<&'a serde_json::Value> {
-    status["clusters"].as_array()?.iter().find(|cluster| cluster["name"] == name)
-}
-
-/// For commands that ask an API server a few things and are done.
+/// Runs a future to its end on this thread.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context, anyhow};
+
+    #[test]
+    fn exit_codes_survive_added_context() {
+        let code = |error: anyhow::Error| exit_code(&Err::<(), _>(error).context("agent").unwrap_err());
+        assert_eq!(code(anyhow!("broken")), 1);
+        assert_eq!(code(usage(anyhow!("--sync-period 5"))), 2);
+        assert_eq!(code(NotFound("no policy x".into()).into()), 3);
+    }
 }

@@ -1,28 +1,29 @@
-//! `beeline plan`: what a node would do with the objects of a folder, or with those that an API server has now, without
-//! touching the kernel.
+//! `beeline plan`: what an agent would program for the objects of a directory, or for those that an API server has now.
+//! The kernel is not changed.
 
 use super::services::kind_name;
-use super::{NotFound, WRONG};
-use crate::args::Plan;
-use crate::live::Live;
-use crate::options::{Options, PIN_DIR};
+use super::{CHECK_FAILED, NotFound, usage};
+use crate::args::PlanArgs;
+use crate::live_tables::LiveTables;
+use crate::options::Options;
 use crate::print;
 use anyhow::Context;
-use beeline_agent::{Cluster, Controller, Origin};
-use beeline_cluster::{Folder, Server, Snapshot};
+use beeline_agent::{ClusterSettings, ControllerMode, SourceSettings};
+use beeline_api::PolicyReport;
+use beeline_cluster::{ApiServerSource, FolderSource, Snapshot};
 use beeline_model::diff::reconcile;
-use beeline_model::fact::Refusal;
-use beeline_model::op::Memory;
+use beeline_model::node_port::NodePortAddresses;
+use beeline_model::op::MemoryMaps;
 use beeline_model::planner::Planner;
-use beeline_model::planner::state::PolicyState;
+use beeline_model::planner::policy_state::PolicyState;
 use beeline_model::policy::Limit;
-use beeline_model::publish::{Publisher, Unknown};
-use beeline_model::row::{Kind, Rows, SetRow, Sizes, WhenEmpty};
+use beeline_model::publish::{Publisher, UnknownNamespace};
+use beeline_model::refusal::Refusal;
+use beeline_model::row::{FrontendKind, Rows, SetRow, Sizes, WhenEmpty};
 use beeline_model::rules::EmptyLocal;
 use beeline_model::table::Tables;
 use beeline_model::{Name, PortName};
 use serde::Serialize;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
@@ -39,108 +40,115 @@ struct Frontend {
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<Limit>,
     when_empty: &'static str,
-    /// Who is asked when this one has none, in turn.
+    /// The node addresses to which a NodePort row without an address of its own applies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    then: Vec<Link>,
+    node_addresses: Vec<String>,
+    /// Addresses of other nodes at which the nodePort refuses: externalTrafficPolicy Local, and no endpoint there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refusing_node_addresses: Vec<String>,
+    /// The same addresses where `--no-local-endpoint-action` leaves the dial unchanged.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    untouched_node_addresses: Vec<String>,
+    /// The sets that are used, in order, when this one has no backend.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    then: Vec<BackendSet>,
 }
 
-/// One set of the order.
+/// The backends of one owner, a policy or a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Link {
+struct BackendSet {
     owner: String,
     backends: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<Limit>,
 }
 
-/// What the views are called that the rows know by number.
-type Views = BTreeMap<u32, Name>;
+/// The names of views by their number in the rows.
+type ViewNames = BTreeMap<u32, Name>;
 
-struct Planned {
+struct PlanResult {
     frontends: Vec<Frontend>,
-    views: Views,
+    views: ViewNames,
     policies: Vec<PolicyState>,
     refusals: Vec<Refusal>,
 }
 
-pub fn run(plan: Plan) -> anyhow::Result<ExitCode> {
-    let options = plan.options.load()?;
-    let Planned { frontends, views, policies, refusals } = compute(&options)?;
+pub fn run(plan: PlanArgs) -> anyhow::Result<ExitCode> {
+    let options = plan.options.load().map_err(usage)?;
+    let PlanResult { frontends, views, policies, refusals } = compute(&options)?;
     if plan.diff {
         return diff(&options, &frontends, &views);
     }
-    print::show(plan.output, &frontends, || table(&frontends, &views) + &policy_lines(&policies))?;
+    print::write(plan.output, &frontends, || table(&frontends, &views) + &policy_lines(&policies))?;
     for refusal in &refusals {
         eprintln!("refused: {}: {} ({})", refusal.subject, refusal.message, refusal.reason);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn compute(options: &Options) -> anyhow::Result<Planned> {
-    let rules = options.rules()?;
+fn compute(options: &Options) -> anyhow::Result<PlanResult> {
+    let rules = options.rules().map_err(usage)?;
     let mut snapshot = Snapshot::default();
     let mut refusals = Vec::new();
-    let clusters = options.listing()?.clusters;
+    let clusters = options.cluster_list().map_err(usage)?.clusters;
     for cluster in &clusters {
-        let read = load(cluster).with_context(|| format!("cluster {}", cluster.rules.name))?;
-        refusals.extend(read.refusals.clone());
-        read.into_facts().into_iter().for_each(|fact| snapshot.apply(fact));
+        let loaded = load(cluster).with_context(|| format!("cluster {}", cluster.rules.name))?;
+        refusals.extend(loaded.refusals.clone());
+        loaded.into_changes().into_iter().for_each(|change| snapshot.apply(change));
     }
     let empty_local = rules.empty_local;
     let mut planner = Planner::new(rules);
     let names: BTreeSet<Name> = clusters.iter().filter_map(|cluster| cluster.rules.view.clone()).collect();
     planner.set_views(names.clone());
-    feed(&mut planner, snapshot, publisher(options, &clusters)?);
-    let delta = planner.take_all();
+    apply_all(&mut planner, snapshot, publisher(options, &clusters));
+    let delta = planner.take_full_delta();
     refusals.extend(planner.refusals());
     let sizes = Sizes::for_services(2_000_000);
-    let (mut tables, mut memory) = (Tables::new(sizes), Memory::new(sizes));
+    let (mut tables, mut memory) = (Tables::new(sizes), MemoryMaps::new(sizes));
     reconcile(&mut tables, &mut memory, &delta, true);
     let policies = planner.policies();
     let views = names.into_iter().filter_map(|name| Some((planner.view(&name)?, name))).collect();
-    Ok(Planned { frontends: frontends(&memory.rows, empty_local), views, policies, refusals })
+    Ok(PlanResult { frontends: frontends(&memory.rows, empty_local), views, policies, refusals })
 }
 
-fn load(cluster: &Cluster) -> anyhow::Result<Snapshot> {
-    match cluster.origin.clone() {
-        Origin::Folder { path, claim } => Ok(Folder::new(path, &cluster.rules.name, claim).load()?),
-        Origin::Server(server) => list(*server),
-        Origin::Edge(edge) => {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            Ok(runtime.block_on(edge.load())?)
+fn load(cluster: &ClusterSettings) -> anyhow::Result<Snapshot> {
+    match cluster.source.clone() {
+        SourceSettings::Folder { path, service_filter } => {
+            Ok(FolderSource::new(path, &cluster.rules.name, service_filter).load()?)
         }
+        SourceSettings::Server(server) => list(*server),
+        SourceSettings::Edge(edge) => super::block_on(async { Ok(edge.load().await?) }),
     }
 }
 
-/// As the agent does it: what a controller published is taken as it is.
-fn publisher(options: &Options, clusters: &[Cluster]) -> anyhow::Result<Option<Publisher>> {
-    let folders = clusters.iter().all(|cluster| matches!(cluster.origin, Origin::Folder { .. }));
-    let unknown = if folders { Unknown::Plain } else { Unknown::Waits };
-    Ok((options.controller()? == Controller::None).then(|| Publisher::new(unknown)))
+/// As in the agent: a publisher is needed only where no controller publishes the backends of policies.
+fn publisher(options: &Options, clusters: &[ClusterSettings]) -> Option<Publisher> {
+    let folders = clusters.iter().all(|cluster| matches!(cluster.source, SourceSettings::Folder { .. }));
+    let unknown = if folders { UnknownNamespace::Unlabelled } else { UnknownNamespace::Pending };
+    (options.controller() == ControllerMode::None).then(|| Publisher::new(unknown))
 }
 
-fn feed(planner: &mut Planner, snapshot: Snapshot, mut publisher: Option<Publisher>) {
-    for fact in snapshot.into_facts() {
-        publisher.iter_mut().for_each(|publisher| publisher.apply(&fact));
-        planner.apply(fact);
+fn apply_all(planner: &mut Planner, snapshot: Snapshot, mut publisher: Option<Publisher>) {
+    for change in snapshot.into_changes() {
+        publisher.iter_mut().for_each(|publisher| publisher.apply(&change));
+        planner.apply(change);
     }
     if let Some(mut publisher) = publisher {
-        planner.publish_ourselves();
-        publisher.take().into_iter().for_each(|fact| _ = planner.apply(fact));
+        planner.set_self_publishing();
+        publisher.take_changes().into_iter().for_each(|change| _ = planner.apply(change));
     }
-    // A node's kubelet makes each its cgroup; which one does not matter to a plan.
-    let pods: Vec<Box<str>> = planner.pods_with_need().map(|pod| pod.uid.clone()).collect();
+    // On a node the kubelet creates the cgroup of each pod. For a plan any number will do.
+    let pods: Vec<Box<str>> = planner.pods_needing_cgroup().map(|pod| pod.uid.clone()).collect();
     (1..).zip(pods).for_each(|(number, uid)| _ = planner.set_cgroup(&uid, Some(number)));
 }
 
-/// A folder may do without Nodes; an API server knows the node, or it is a wrong name.
-fn list(server: Server) -> anyhow::Result<Snapshot> {
+/// A directory may have no Node objects, but an API server must have that of this node; otherwise the name is wrong.
+fn list(server: ApiServerSource) -> anyhow::Result<Snapshot> {
     let (node, access) = (server.node.clone(), server.access.to_string());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let snapshot = runtime.block_on(server.load())?;
+    let snapshot = super::block_on(async { Ok(server.load().await?) })?;
     if !node.is_empty() && !snapshot.nodes.keys().any(|(_, name)| **name == *node) {
-        let text = format!("the API server {access} has no Node {node}: --node-name is one of `kubectl get nodes`");
+        let text = format!("the API server {access} has no Node {node}: set --node-name to one of `kubectl get nodes`");
         return Err(NotFound(text).into());
     }
     Ok(snapshot)
@@ -150,7 +158,8 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
     let mut all = Vec::new();
     for (key, row) in &rows.frontends {
         let (Some(protocol), Some(set)) = (key.protocol, rows.sets.get(row.set)) else { continue };
-        let Link { owner, backends, limit } = link(rows, set);
+        let BackendSet { owner, backends, limit } = backend_set(rows, set);
+        let node_port = NodePortAddresses::of(rows, key, empty_local).unwrap_or_default();
         all.push(Frontend {
             view: key.view,
             address: key.address.to_string(),
@@ -160,7 +169,10 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
             service: owner,
             backends,
             limit,
-            then: below(rows, set),
+            node_addresses: node_port.served,
+            refusing_node_addresses: node_port.refused,
+            untouched_node_addresses: node_port.untouched,
+            then: next_sets(rows, set),
             when_empty: match (set.header.next, set.when_empty(), empty_local) {
                 (next, ..) if next != 0 => "next",
                 (_, WhenEmpty::Fail, EmptyLocal::Drop) => "untouched",
@@ -168,18 +180,18 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
             },
         });
     }
-    all.sort_by(|a, b| order(a).cmp(&order(b)));
+    all.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
     all
 }
 
-fn order(f: &Frontend) -> (u32, &str, u16, &str, &str, &str) {
+fn sort_key(f: &Frontend) -> (u32, &str, u16, &str, &str, &str) {
     (f.view, &f.address, f.port, &f.protocol, f.kind, &f.service)
 }
 
-fn link(rows: &Rows, set: &SetRow) -> Link {
+fn backend_set(rows: &Rows, set: &SetRow) -> BackendSet {
     let mut backends: Vec<_> = rows.members(set).iter().filter_map(|id| rows.backends.get(*id)).collect();
     backends.sort_by_key(|b| (b.address, b.port));
-    Link {
+    BackendSet {
         owner: owner_text(rows, set),
         backends: backends.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect(),
         limit: rows.buckets.get(&set.header.policy).copied().filter(|_| set.header.limited),
@@ -191,29 +203,30 @@ fn owner_text(rows: &Rows, set: &SetRow) -> String {
     name.map(|n| n.service.to_string()).unwrap_or_default()
 }
 
-fn below(rows: &Rows, set: &SetRow) -> Vec<Link> {
+fn next_sets(rows: &Rows, set: &SetRow) -> Vec<BackendSet> {
     let sets = std::iter::successors(rows.sets.get(set.header.next), |set| rows.sets.get(set.header.next));
-    sets.map(|set| link(rows, set)).collect()
+    sets.map(|set| backend_set(rows, set)).collect()
 }
 
 fn policy_lines(states: &[PolicyState]) -> String {
-    let Ok(Value::Array(states)) = serde_json::to_value(states) else { return String::new() };
-    if states.is_empty() { String::new() } else { format!("\n{}", super::policies::table(&states)) }
+    let reports: Vec<PolicyReport> = states.iter().map(|state| PolicyReport::new(state, None)).collect();
+    if reports.is_empty() { String::new() } else { format!("\n{}", super::policies::table(&reports)) }
 }
 
-/// The view in which it is seen; none: in everybody's. A NodePort is in all of them, and its number is its cluster's.
-fn view_of(f: &Frontend, views: &Views) -> Option<String> {
+/// The view in which a frontend is visible; `None` if it is visible in all. A NodePort is visible in all views, and its
+/// number is that of its cluster.
+fn view_name(f: &Frontend, views: &ViewNames) -> Option<String> {
     let named = || views.get(&f.view).map_or_else(|| f.view.to_string(), ToString::to_string);
-    (f.view != 0 && f.kind != kind_name(Kind::NodePort)).then(named)
+    (f.view != 0 && f.kind != kind_name(FrontendKind::NodePort)).then(named)
 }
 
-fn line(f: &Frontend, views: &Views) -> String {
+fn line(f: &Frontend, views: &ViewNames) -> String {
     let at = if f.address.contains(':') { format!("[{}]", f.address) } else { f.address.clone() };
     let backends = if f.backends.is_empty() { format!("none ({})", f.when_empty) } else { f.backends.join(" ") };
     let limit = limit_text(f.limit);
-    let view = view_of(f, views).map_or_else(String::new, |view| format!(" in view {view}"));
+    let view = view_name(f, views).map_or_else(String::new, |view| format!(" in view {view}"));
     let mut text = format!("{at}:{}/{}{view} {} {} -> {backends}{limit}", f.port, f.protocol, f.kind, f.service);
-    for Link { owner, backends, limit } in &f.then {
+    for BackendSet { owner, backends, limit } in &f.then {
         let backends = if backends.is_empty() { "none".into() } else { backends.join(" ") };
         text.push_str(&format!(", then {owner} -> {backends}{}", limit_text(*limit)));
     }
@@ -224,37 +237,36 @@ fn limit_text(limit: Option<Limit>) -> String {
     limit.map_or_else(String::new, |limit| format!(" (at most {}/s, burst {})", limit.connects_per_second, limit.burst))
 }
 
-fn table(planned: &[Frontend], views: &Views) -> String {
-    let viewed = planned.iter().any(|f| view_of(f, views).is_some());
+fn table(planned: &[Frontend], views: &ViewNames) -> String {
+    let has_views = planned.iter().any(|f| view_name(f, views).is_some());
     let cells = |f: &Frontend| {
         let at = if f.address.contains(':') { format!("[{}]", f.address) } else { f.address.clone() };
         let backends = if f.backends.is_empty() { format!("none ({})", f.when_empty) } else { f.backends.join(" ") };
-        let then = f.then.iter().map(|link| format!(", then {}", link.owner)).collect::<String>();
+        let then = f.then.iter().map(|set| format!(", then {}", set.owner)).collect::<String>();
         let mut cells = vec![f.service.clone(), f.kind.into(), format!("{at}:{}/{}", f.port, f.protocol)];
-        cells.extend(viewed.then(|| print::dash(view_of(f, views))));
+        cells.extend(has_views.then(|| print::or_dash(view_name(f, views))));
         cells.push(backends + &then);
         cells
     };
-    let mut header = vec!["SERVICE", "KIND", "DIALLED"];
-    header.extend(viewed.then_some("VIEW"));
-    header.push("BECOMES");
+    let mut header = vec!["SERVICE", "KIND", "FRONTEND"];
+    header.extend(has_views.then_some("VIEW"));
+    header.push("BACKENDS");
     print::table(&header, &planned.iter().map(cells).collect::<Vec<_>>())
 }
 
-/// Against the live tables; exit code 4 where they differ.
-fn diff(options: &Options, planned: &[Frontend], views: &Views) -> anyhow::Result<ExitCode> {
-    let pin_dir = options.pin_dir.clone().unwrap_or_else(|| PIN_DIR.into());
-    let live = Live::open(&pin_dir)?;
+/// Prints the differences between the plan and the tables in the kernel.
+fn diff(options: &Options, planned: &[Frontend], views: &ViewNames) -> anyhow::Result<ExitCode> {
+    let live = LiveTables::open(&options.pin_dir())?;
     let empty_local = options.rules()?.empty_local;
     let have: BTreeSet<String> = frontends(&live.rows, empty_local).iter().map(|f| line(f, views)).collect();
     let want: BTreeSet<String> = planned.iter().map(|f| line(f, views)).collect();
     have.difference(&want).for_each(|l| println!("- {l}"));
     want.difference(&have).for_each(|l| println!("+ {l}"));
     if have == want {
-        println!("the live tables are what these objects say ({} frontends)", want.len());
+        println!("the kernel tables match the plan ({} frontends)", want.len());
         return Ok(ExitCode::SUCCESS);
     }
-    Ok(ExitCode::from(WRONG))
+    Ok(ExitCode::from(CHECK_FAILED))
 }
 
 #[cfg(test)]
@@ -262,13 +274,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_below_the_first_set_is_a_difference() {
-        let link = |backends: &[&str], limit| Link {
+    fn every_difference_changes_the_line_of_a_frontend() {
+        let backend_set = |backends: &[&str], limit| BackendSet {
             owner: "default/web".into(),
             backends: backends.iter().map(|b| b.to_string()).collect(),
             limit,
         };
-        let frontend = |view, limit, then: Vec<Link>| Frontend {
+        let frontend = |view, limit, then: Vec<BackendSet>| Frontend {
             view,
             address: "10.96.0.10".into(),
             port: 80,
@@ -278,16 +290,19 @@ mod tests {
             backends: vec!["10.244.1.5:80".into()],
             limit,
             when_empty: "next",
+            node_addresses: Vec::new(),
+            refusing_node_addresses: Vec::new(),
+            untouched_node_addresses: Vec::new(),
             then,
         };
-        let views = Views::from([(7, "green".into())]);
+        let views = ViewNames::from([(7, "green".into())]);
         let limit = Some(Limit { connects_per_second: 5, burst: 10 });
         let all = [
             line(&frontend(0, None, vec![]), &views),
             line(&frontend(0, limit, vec![]), &views),
-            line(&frontend(0, None, vec![link(&["10.244.2.5:80"], None)]), &views),
-            line(&frontend(0, None, vec![link(&["10.244.2.6:80"], None)]), &views),
-            line(&frontend(0, None, vec![link(&["10.244.2.6:80"], limit)]), &views),
+            line(&frontend(0, None, vec![backend_set(&["10.244.2.5:80"], None)]), &views),
+            line(&frontend(0, None, vec![backend_set(&["10.244.2.6:80"], None)]), &views),
+            line(&frontend(0, None, vec![backend_set(&["10.244.2.6:80"], limit)]), &views),
             line(&frontend(7, None, vec![]), &views),
             line(&frontend(8, None, vec![]), &views),
         ];
@@ -298,8 +313,8 @@ mod tests {
              10.244.2.6:80 (at most 5/s, burst 10)"
         );
         assert!(all[5].starts_with("10.96.0.10:80/TCP in view green clusterIP ") && all[6].contains(" in view 8 "));
-        let seen = table(&[frontend(0, None, vec![]), frontend(7, None, vec![])], &views);
-        assert!(seen.contains("VIEW") && seen.lines().nth(2).unwrap().contains(" green "), "{seen}");
+        let with_views = table(&[frontend(0, None, vec![]), frontend(7, None, vec![])], &views);
+        assert!(with_views.contains("VIEW") && with_views.lines().nth(2).unwrap().contains(" green "), "{with_views}");
         assert!(!table(&[frontend(0, None, vec![])], &views).contains("VIEW"));
     }
 }

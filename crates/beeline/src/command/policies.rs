@@ -1,55 +1,29 @@
-//! `beeline policies`: what became of each policy on this node, in the agent's words.
+//! `beeline policies`: the state of each policy on this node, as the agent reports it.
 
 use super::NotFound;
-use crate::args::{Policies, View};
+use crate::args::PoliciesArgs;
 use crate::print;
-use anyhow::anyhow;
-use beeline_agent::status::{About, Request};
-use beeline_model::name::LOCAL_CLUSTER;
-use serde_json::Value;
+use beeline_api::{AgentClient, FrontendPrecedence, PolicyFrontend, PolicyQuery, PolicyReport, PolicyScope};
 use std::process::ExitCode;
 
-pub fn run(policies: &Policies) -> anyhow::Result<ExitCode> {
-    let states = ask(&policies.view, About { name: policies.name.clone(), ..About::default() })?;
-    if let Some(name) = policies.name.as_ref().filter(|_| states.is_empty()) {
-        return Err(NotFound(format!("no policy is called {name}: `beeline policies` lists them all")).into());
+pub fn run(args: &PoliciesArgs) -> anyhow::Result<ExitCode> {
+    let query = PolicyQuery { name: args.name.clone(), ..PolicyQuery::default() };
+    let reports = AgentClient::new(&args.query.paths.socket).policies(query)?;
+    if let Some(name) = args.name.as_ref().filter(|_| reports.is_empty()) {
+        return Err(NotFound(format!("there is no policy {name}: `beeline policies` lists all")).into());
     }
-    let single = policies.name.is_some();
-    print::show(policies.view.output, &states, || if single { details(&states) } else { table(&states) })?;
+    let single = args.name.is_some();
+    print::write(args.query.output, &reports, || if single { details(&reports) } else { table(&reports) })?;
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn ask(view: &View, about: About) -> anyhow::Result<Vec<Value>> {
-    let socket = &view.place.socket;
-    let answer = beeline_agent::ask(socket, &Request::Policies(about))
-        .ok_or_else(|| anyhow!("no agent answers at {}: only it knows of policies (--socket)", socket.display()))??;
-    match answer {
-        Value::Array(states) => Ok(states),
-        other => Err(anyhow!("the agent does not know the question: {other}; is it older than this beeline?")),
+/// Whether the policy is accepted and works, in one sentence.
+fn state(report: &PolicyReport) -> String {
+    let mut text = acceptance(report);
+    if let Some(failed) = &report.failed {
+        text.push_str(&format!("; not written: {}", failed.message));
     }
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
-pub fn name(state: &Value) -> String {
-    let kind = match text(&state["kind"]) {
-        "LocalRedirect" => "LocalRedirectPolicy",
-        _ => "BalancingPolicy",
-    };
-    let cluster = Some(text(&state["cluster"])).filter(|name| !name.is_empty() && *name != LOCAL_CLUSTER);
-    let cluster = cluster.map_or(String::new(), |name| format!("{name}:"));
-    format!("{kind} {cluster}{}/{}", text(&state["namespace"]), text(&state["name"]))
-}
-
-/// In one sentence.
-pub fn standing(state: &Value) -> String {
-    let mut text = accepted(state);
-    if let Some(why) = state["failed"]["message"].as_str() {
-        text.push_str(&format!("; not written: {why}"));
-    }
-    match without_cgroup(state).count() {
+    match report.without_cgroup.len() {
         0 => {}
         1 => text.push_str("; 1 pod is not used yet: its cgroup is not found"),
         more => text.push_str(&format!("; {more} pods are not used yet: their cgroups are not found")),
@@ -57,43 +31,39 @@ pub fn standing(state: &Value) -> String {
     text
 }
 
-fn without_cgroup(state: &Value) -> impl Iterator<Item = &str> {
-    state["withoutCgroup"].as_array().into_iter().flatten().map(text)
-}
-
-fn accepted(state: &Value) -> String {
-    match (state["refused"].is_null(), text(&state["standing"])) {
-        (false, _) => format!("not accepted: {}", text(&state["refused"]["message"])),
-        (true, "otherNodes") => "accepted; its nodeLabelSelector does not choose this node".into(),
-        (true, "insideOnly") => "accepted; not for hosts outside the cluster (enableOutCluster)".into(),
-        _ if state["waits"] == true => "accepted; no ready pods, or the controller has not published them yet".into(),
-        _ => "accepted".into(),
+fn acceptance(report: &PolicyReport) -> String {
+    match (&report.refused, report.scope) {
+        (Some(refusal), _) => format!("not accepted: {}", refusal.message),
+        (None, PolicyScope::OtherNodes) => "accepted; its nodeLabelSelector does not select this node".into(),
+        (None, PolicyScope::InsideOnly) => "accepted; not for hosts outside the cluster (enableOutCluster)".into(),
+        (None, PolicyScope::ThisNode) if report.awaits_controller => {
+            "accepted; no ready pods, or the controller has not published them yet".into()
+        }
+        (None, PolicyScope::ThisNode) => "accepted".into(),
     }
 }
 
-/// Why it has no part in what it is about.
-pub fn why_not(state: &Value) -> String {
-    let lost = frontends(state).map(holder).find(|how| how.starts_with("no part"));
-    lost.unwrap_or_else(|| standing(state))
+/// Why the policy has no part in the dials to its target.
+pub fn why_unused(report: &PolicyReport) -> String {
+    let unused = |frontend: &&PolicyFrontend| {
+        matches!(frontend.precedence, FrontendPrecedence::ShadowedBy(_) | FrontendPrecedence::AddressTakenBy(_))
+    };
+    let unused = report.frontends.iter().find(unused);
+    unused.map_or_else(|| state(report), |frontend| precedence(&frontend.precedence))
 }
 
-fn frontends(state: &Value) -> impl Iterator<Item = &Value> {
-    state["frontends"].as_array().into_iter().flatten()
-}
-
-/// Who is asked first, where that is not the policy itself.
-fn holder(frontend: &Value) -> String {
-    let one = |how: &str| frontend["holder"][how].as_str().map(str::to_owned);
-    match (one("older"), one("before"), one("elsewhere")) {
-        (Some(other), ..) => format!("no part: {other} is older"),
-        (_, Some(other), _) => format!("after {other}"),
-        (_, _, Some(other)) => format!("no part: its Service lost the address to {other}"),
-        _ => "first".into(),
+fn precedence(precedence: &FrontendPrecedence) -> String {
+    match precedence {
+        FrontendPrecedence::First => "first".into(),
+        FrontendPrecedence::After(other) => format!("after {other}"),
+        FrontendPrecedence::ShadowedBy(other) => format!("not used: {other} is older"),
+        FrontendPrecedence::AddressTakenBy(other) => format!("not used: its Service lost the address to {other}"),
     }
 }
 
-fn backends(value: &Value) -> String {
-    let all: Vec<&str> = value["backends"].as_array().into_iter().flatten().map(text).collect();
+/// The first three backends, and the number of the others.
+fn backends(frontend: &PolicyFrontend) -> String {
+    let all: Vec<String> = frontend.backends.iter().map(ToString::to_string).collect();
     match all.len() {
         0 => "none".into(),
         1..=3 => all.join(" "),
@@ -101,64 +71,101 @@ fn backends(value: &Value) -> String {
     }
 }
 
-pub fn table(states: &[Value]) -> String {
-    let mut rows = Vec::new();
-    for state in states {
-        let (name, standing) = (name(state), standing(state));
-        let count = state["backends"].to_string();
-        let target = text(&state["target"]).to_owned();
-        let dialled: Vec<&str> = frontends(state).map(|f| text(&f["dialled"])).collect();
-        let mut held: Vec<String> = frontends(state).map(holder).collect();
-        held.dedup();
-        let shown = if dialled.is_empty() { target } else { dialled.join(" ") };
-        rows.push(vec![name, shown, held.join(", "), count, standing]);
-    }
-    print::table(&["POLICY", "DIALLED", "ASKED", "BACKENDS", "STATE"], &rows)
+pub fn table(reports: &[PolicyReport]) -> String {
+    let row = |report: &PolicyReport| {
+        let dialled: Vec<&str> = report.frontends.iter().map(|f| f.dialled.as_str()).collect();
+        let dialled = if dialled.is_empty() { report.target.clone() } else { dialled.join(" ") };
+        let mut order: Vec<String> = report.frontends.iter().map(|f| precedence(&f.precedence)).collect();
+        order.dedup();
+        vec![report.title(), dialled, order.join(", "), report.backends.to_string(), state(report)]
+    };
+    let rows: Vec<Vec<String>> = reports.iter().map(row).collect();
+    print::table(&["POLICY", "DIALLED", "PRECEDENCE", "BACKENDS", "STATE"], &rows)
 }
 
-fn details(states: &[Value]) -> String {
-    let mut all = String::new();
-    for state in states {
-        let head = [("policy", name(state)), ("state", standing(state)), ("about", text(&state["target"]).to_owned())];
-        all.extend(head.iter().map(|(name, value)| format!("{name:<10} {value}\n")));
-        all.push_str(&format!("{:<10} {}\n", "backends", state["backends"]));
-        let rows: Vec<Vec<String>> = frontends(state)
-            .map(|f| vec![text(&f["dialled"]).into(), holder(f), print::dash(f["next"].as_str()), backends(f)])
-            .collect();
-        if !rows.is_empty() {
-            all.push_str(&format!("\n{}", print::table(&["DIALLED", "ASKED", "NEXT", "BECOMES"], &rows)));
-        }
-        for left in state["leftOut"].as_array().into_iter().flatten() {
-            all.push_str(&format!("left out   {}\n", text(&left["message"])));
-        }
-        let waits = |pod| format!("not yet    pod {pod}: it joins as soon as its cgroup is found below --cgroup\n");
-        all.extend(without_cgroup(state).map(waits));
-        all.push('\n');
+fn details(reports: &[PolicyReport]) -> String {
+    reports.iter().map(|report| detail(report) + "\n").collect()
+}
+
+fn detail(report: &PolicyReport) -> String {
+    let head = [
+        ("policy", report.title()),
+        ("state", state(report)),
+        ("target", report.target.clone()),
+        ("backends", report.backends.to_string()),
+    ];
+    let mut text: String = head.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
+    let row = |f: &PolicyFrontend| {
+        vec![f.dialled.clone(), precedence(&f.precedence), print::or_dash(f.next.as_ref()), backends(f)]
+    };
+    let rows: Vec<Vec<String>> = report.frontends.iter().map(row).collect();
+    if !rows.is_empty() {
+        text.push_str(&format!("\n{}", print::table(&["DIALLED", "PRECEDENCE", "NEXT", "BACKENDS"], &rows)));
     }
-    all
+    text.extend(report.left_out.iter().map(|refusal| format!("left out   {}\n", refusal.message)));
+    let pending = |pod: &String| format!("pending    pod {pod}: used as soon as its cgroup is found below --cgroup\n");
+    text.extend(report.without_cgroup.iter().map(pending));
+    text
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
-    use serde_json::json;
+    use beeline_api::RefusalStatus;
+
+    pub fn refusal(message: &str) -> RefusalStatus {
+        RefusalStatus {
+            cluster: None,
+            subject: "BalancingPolicy a/b".into(),
+            reason: "r".into(),
+            message: message.into(),
+        }
+    }
+
+    pub fn report() -> PolicyReport {
+        PolicyReport {
+            kind: "LocalRedirectPolicy".into(),
+            cluster: beeline_model::name::LOCAL_CLUSTER.into(),
+            namespace: "a".into(),
+            name: "b".into(),
+            uid: String::new(),
+            generation: 1,
+            target: "Service a/web".into(),
+            ports: None,
+            refused: None,
+            scope: PolicyScope::ThisNode,
+            awaits_controller: false,
+            frontends: Vec::new(),
+            backends: 0,
+            left_out: Vec::new(),
+            without_cgroup: Vec::new(),
+            failed: None,
+        }
+    }
 
     #[test]
-    fn what_is_amiss_is_said() {
-        let state = |more: Value| {
-            let mut state = json!({
-                "kind": "LocalRedirect", "namespace": "a", "name": "b", "refused": null, "standing": "here",
-                "waits": false, "frontends": [], "backends": 0, "leftOut": [], "withoutCgroup": [], "failed": null,
-            });
-            state.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            state
+    fn the_state_names_what_is_wrong() {
+        assert_eq!(state(&report()), "accepted");
+        let full = PolicyReport { failed: Some(refusal("the slot table is full")), ..report() };
+        assert_eq!(state(&full), "accepted; not written: the slot table is full");
+        let pods = PolicyReport { without_cgroup: vec!["a/x".into(), "a/y".into()], ..report() };
+        assert!(state(&pods).ends_with("; 2 pods are not used yet: their cgroups are not found"));
+        assert!(details(&[pods]).contains("pod a/y: used as soon as"));
+        let waiting = PolicyReport { awaits_controller: true, ..report() };
+        assert!(state(&waiting).contains("no ready pods, or the controller"));
+    }
+
+    #[test]
+    fn an_older_policy_is_the_reason_why_one_is_unused() {
+        let frontend = PolicyFrontend {
+            dialled: "10.96.0.1:80/TCP".into(),
+            kind: beeline_model::row::FrontendKind::ClusterIp,
+            port: "http".into(),
+            precedence: FrontendPrecedence::ShadowedBy("LocalRedirectPolicy a/old".into()),
+            next: None,
+            backends: Vec::new(),
         };
-        assert_eq!(standing(&state(json!({}))), "accepted");
-        let full = standing(&state(json!({ "failed": { "message": "the slot table is full" } })));
-        assert_eq!(full, "accepted; not written: the slot table is full");
-        let pods = state(json!({ "withoutCgroup": ["a/x", "a/y"] }));
-        assert!(standing(&pods).ends_with("; 2 pods are not used yet: their cgroups are not found"));
-        assert!(details(&[pods]).contains("pod a/y: it joins"));
-        assert!(standing(&state(json!({ "waits": true }))).contains("no ready pods, or the controller"));
+        let unused = PolicyReport { frontends: vec![frontend], ..report() };
+        assert_eq!(why_unused(&unused), "not used: LocalRedirectPolicy a/old is older");
     }
 }

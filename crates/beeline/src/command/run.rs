@@ -1,46 +1,34 @@
-//! `beeline run --view NAME -- CMD`: a command whose dials see another cluster first. The agent makes a cgroup with that
-//! view and removes it once it is empty; we enter it and become the command, so its exit code is ours.
+//! `beeline run --view NAME -- CMD`: runs a command whose connections prefer the cluster of a view. The agent creates a
+//! cgroup with that view and removes it when it is empty. This process enters the cgroup and executes the command in
+//! its place, so that the exit code is that of the command.
 
-use crate::args::Run;
+use crate::args::RunArgs;
 use anyhow::{Context, anyhow, bail};
-use beeline_agent::status::Request;
+use beeline_api::AgentClient;
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// As shells have it: found and not to be run, not found.
-const CANNOT: (u8, u8) = (126, 127);
+/// The exit codes of a shell for a command that cannot be executed and for one that is not found.
+const CANNOT_EXECUTE: u8 = 126;
+const COMMAND_NOT_FOUND: u8 = 127;
 
-pub fn run(run: &Run) -> anyhow::Result<ExitCode> {
+pub fn run(run: &RunArgs) -> anyhow::Result<ExitCode> {
     if !rustix::process::geteuid().is_root() {
-        bail!("beeline run enters a cgroup of the agent's: run it as root (sudo beeline run ...)");
+        bail!("permission denied: only root can enter the cgroup of a view (sudo beeline run ...)");
     }
-    let cgroup = room(run)?;
-    enter(Path::new(&cgroup))?;
-    let (program, args) = run.command.split_first().ok_or_else(|| anyhow!("what is to be run? ... -- CMD"))?;
-    // Comes back only if there is no such command.
+    let cgroup = AgentClient::new(&run.socket).create_view_cgroup(&run.view)?;
+    enter(&cgroup)?;
+    let (program, args) = run.command.split_first().ok_or_else(|| anyhow!("no command to run"))?;
+    // exec() returns only if it fails.
     let error = Command::new(program).args(args).exec();
     eprintln!("beeline: {program}: {error}");
-    let missing = error.kind() == std::io::ErrorKind::NotFound;
-    Ok(ExitCode::from(if missing { CANNOT.1 } else { CANNOT.0 }))
-}
-
-fn room(run: &Run) -> anyhow::Result<String> {
-    let socket = &run.socket;
-    let answer = beeline_agent::ask(socket, &Request::Run { view: run.view.clone() });
-    let answer = answer.ok_or_else(|| {
-        anyhow!("no agent answers at {}: views are its own; is it running? (--socket)", socket.display())
-    })??;
-    if let Some(error) = answer["error"].as_str() {
-        bail!("{error}");
-    }
-    let cgroup = answer["cgroup"].as_str().map(str::to_owned);
-    cgroup.ok_or_else(|| anyhow!("the agent does not know the question: {answer}; is it older than this beeline?"))
+    Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { COMMAND_NOT_FOUND } else { CANNOT_EXECUTE }))
 }
 
 fn enter(cgroup: &Path) -> anyhow::Result<()> {
-    let file = cgroup.join("cgroup.procs");
-    std::fs::write(&file, std::process::id().to_string()).with_context(|| {
-        format!("cannot enter {}; does the agent see another cgroup2 than this shell (a container)?", cgroup.display())
+    std::fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string()).with_context(|| {
+        format!("cannot enter cgroup {}; run this command in the cgroup namespace of the agent", cgroup.display())
     })
 }

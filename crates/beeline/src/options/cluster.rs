@@ -1,86 +1,85 @@
-//! Where this host stands, and the clusters that it sees: one by options, or several by a list in the file.
+//! The role of this host and the clusters that it serves: one that the options describe, or a list in the configuration
+//! file.
 
-use super::{Options, choice};
+use super::Options;
+use super::value::{AddressTypeArg, PodAccessArg};
 use anyhow::{Context, anyhow, bail, ensure};
-use beeline_agent::{Cluster, Listing, Origin, Reload};
+use beeline_agent::{ClusterList, ClusterSettings, ReloadableFile, SourceSettings};
 use beeline_cluster::Access;
 use beeline_model::Name;
-use beeline_model::fact::AddressType;
+use beeline_model::cluster::ClusterRules;
 use beeline_model::name::LOCAL_CLUSTER;
-use beeline_model::rules::StandPoint;
-use beeline_model::stand::{ClusterRules, Pods};
+use beeline_model::rules::HostRole;
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// One of the file's `clusters`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+/// One entry of `clusters` in the configuration file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ClusterOptions {
     pub name: String,
     pub kubeconfig: Option<PathBuf>,
     pub context: Option<String>,
     pub api_servers: Vec<String>,
-    /// Where the token and the authority for `apiServers` are.
-    pub account: Option<PathBuf>,
-    pub folder: Option<PathBuf>,
-    /// Of KubeEdge, on this host.
+    /// The directory of `token` and `ca.crt` for `apiServers`.
+    pub service_account_dir: Option<PathBuf>,
+    pub manifests: Option<PathBuf>,
     pub edge_cache: Option<String>,
-    pub pods: Option<String>,
-    #[serde(rename = "directCIDRs")]
-    pub direct_cidrs: Option<Vec<String>>,
-    pub node_address_types: Option<Vec<String>>,
+    pub pod_access: Option<PodAccessArg>,
+    #[serde(rename = "directPodCIDRs")]
+    pub direct_pod_cidrs: Option<Vec<String>>,
+    pub node_address_types: Option<Vec<AddressTypeArg>>,
     pub zone: Option<String>,
     #[serde(rename = "serviceCIDRs")]
     pub service_cidrs: Option<Vec<String>>,
     pub view: Option<String>,
-    /// Of its names, where they are answered.
-    pub domain: Option<String>,
+    pub dns_domain: Option<String>,
 }
 
 impl Options {
-    pub fn stand(&self) -> anyhow::Result<StandPoint> {
-        let words = [("node", StandPoint::Node), ("outside", StandPoint::Outside), ("edge", StandPoint::Edge)];
-        choice("--stand", self.stand.as_deref(), &words)
+    pub fn host_role(&self) -> HostRole {
+        self.host_role.map_or(HostRole::Node, Into::into)
     }
 
-    /// Nobody publishes into folders.
-    pub(super) fn are_folders(&self) -> bool {
-        !self.clusters.is_empty() && self.clusters.iter().all(|cluster| cluster.folder.is_some())
+    pub(super) fn all_clusters_are_folders(&self) -> bool {
+        !self.clusters.is_empty() && self.clusters.iter().all(|cluster| cluster.manifests.is_some())
     }
 
-    /// None where this is a Node of its one cluster: nothing need be said of that.
+    fn is_node_of_one_cluster(&self) -> bool {
+        self.host_role() == HostRole::Node && self.clusters.is_empty()
+    }
+
+    /// Empty on a Node with one cluster, which needs no rules per cluster.
     pub(super) fn cluster_rules(&self) -> anyhow::Result<Vec<ClusterRules>> {
-        if self.stand()? == StandPoint::Node && self.clusters.is_empty() {
+        if self.is_node_of_one_cluster() {
             return Ok(Vec::new());
         }
-        Ok(self.listing()?.clusters.into_iter().map(|cluster| cluster.rules).collect())
+        Ok(self.cluster_list()?.clusters.into_iter().map(|cluster| cluster.rules).collect())
     }
 
-    pub fn listing(&self) -> anyhow::Result<Listing> {
-        let stand = self.stand()?;
-        if stand == StandPoint::Node && self.clusters.is_empty() {
+    pub fn cluster_list(&self) -> anyhow::Result<ClusterList> {
+        let role = self.host_role();
+        if self.is_node_of_one_cluster() {
             self.check_node()?;
-            let rules = ClusterRules::named(LOCAL_CLUSTER);
-            return Ok(Listing {
-                clusters: vec![Cluster { rules, origin: self.origin()?, zone: self.zone(LOCAL_CLUSTER, None)? }],
-                views: Vec::new(),
-            });
+            let (source, zone) = (self.source()?, self.zone(LOCAL_CLUSTER, None)?);
+            let clusters = vec![ClusterSettings { rules: ClusterRules::named(LOCAL_CLUSTER), source, zone }];
+            return Ok(ClusterList { clusters, view_cgroups: Vec::new() });
         }
-        if self.clear_startup_taint && stand != StandPoint::Node {
-            bail!("--clear-startup-taint is for --stand node: the taint of a Node that is not this host's to take");
+        if self.clear_startup_taint && role != HostRole::Node {
+            bail!("--clear-startup-taint needs --host-role node: other hosts have no Node whose taint they may remove");
         }
-        let clusters = if self.clusters.is_empty() { vec![self.only(stand)?] } else { self.several(stand)? };
-        let views = self.views(&clusters)?;
-        Ok(Listing { clusters, views })
+        let clusters = if self.clusters.is_empty() { vec![self.only_cluster(role)?] } else { self.listed(role)? };
+        let view_cgroups = self.view_cgroups(&clusters)?;
+        Ok(ClusterList { clusters, view_cgroups })
     }
 
     fn check_node(&self) -> anyhow::Result<()> {
         let given = [
-            ("--pods", self.pods.is_some()),
-            ("--direct-cidr", self.direct_cidr.is_some()),
+            ("--pod-access", self.pod_access.is_some()),
+            ("--direct-pod-cidrs", self.direct_pod_cidrs.is_some()),
             ("--node-address-types", self.node_address_types.is_some()),
             ("--zone", self.zone.is_some()),
             ("--service-cidrs", self.service_cidrs.is_some()),
@@ -89,135 +88,150 @@ impl Options {
             ("views", !self.views.is_empty()),
         ];
         match given.into_iter().find(|(_, is)| *is) {
-            Some((option, _)) => bail!("{option} is for hosts that are no Node: add --stand outside (or edge)"),
+            Some((option, _)) => bail!("{option} needs --host-role outside or edge"),
             None => Ok(()),
         }
     }
 
-    /// The one cluster of the options.
-    fn only(&self, stand: StandPoint) -> anyhow::Result<Cluster> {
-        ensure!(self.views.is_empty(), "views: they are of `clusters:`, and there is no such list");
-        let said = ClusterOptions {
+    /// The one cluster that the options describe.
+    fn only_cluster(&self, role: HostRole) -> anyhow::Result<ClusterSettings> {
+        ensure!(self.views.is_empty(), "views: they need a list of `clusters`, and the configuration file has none");
+        let entry = ClusterOptions {
             name: LOCAL_CLUSTER.into(),
-            pods: self.pods.clone(),
-            direct_cidrs: self.direct_cidr.clone(),
+            pod_access: self.pod_access,
+            direct_pod_cidrs: self.direct_pod_cidrs.clone(),
             node_address_types: self.node_address_types.clone(),
             zone: self.zone.clone(),
             service_cidrs: self.service_cidrs.clone(),
             ..ClusterOptions::default()
         };
-        Ok(Cluster { rules: said.rules(stand)?, origin: self.origin()?, zone: self.zone(LOCAL_CLUSTER, None)? })
+        let zone = self.zone(LOCAL_CLUSTER, None)?;
+        Ok(ClusterSettings { rules: entry.rules(role)?, source: self.source()?, zone })
     }
 
-    fn several(&self, stand: StandPoint) -> anyhow::Result<Vec<Cluster>> {
-        let elsewhere = [
+    /// The clusters of the list. This host can be a Node of the first one only; to the others it is outside.
+    fn listed(&self, role: HostRole) -> anyhow::Result<Vec<ClusterSettings>> {
+        let per_cluster = [
             ("--manifests", self.manifests.is_some()),
             ("--kubeconfig", self.kubeconfig.is_some()),
             ("--api-server", !self.api_server.is_empty()),
             ("--edge-cache", self.edge_cache.is_some()),
-            ("--pods", self.pods.is_some()),
-            ("--direct-cidr", self.direct_cidr.is_some()),
+            ("--pod-access", self.pod_access.is_some()),
+            ("--direct-pod-cidrs", self.direct_pod_cidrs.is_some()),
             ("--node-address-types", self.node_address_types.is_some()),
             ("--zone", self.zone.is_some()),
             ("--service-cidrs", self.service_cidrs.is_some()),
         ];
-        if let Some((option, _)) = elsewhere.into_iter().find(|(_, is)| *is) {
-            bail!("{option} is for one cluster; with `clusters:` it stands there, for each of them");
+        if let Some((option, _)) = per_cluster.into_iter().find(|(_, is)| *is) {
+            bail!("{option} cannot be combined with `clusters`: set it in the entry of each cluster");
         }
-        let one = |(at, said): (usize, &ClusterOptions)| {
-            // This host is a part of the first at most.
-            let stand = if at == 0 { stand } else { StandPoint::Outside };
-            let named = || if said.name.is_empty() { "clusters".to_owned() } else { format!("cluster {}", said.name) };
-            let origin = said.origin(self, stand).with_context(named)?;
-            let zone = self.zone(&said.name, said.domain.as_deref()).with_context(named)?;
-            anyhow::Ok(Cluster { rules: said.rules(stand).with_context(named)?, origin, zone })
+        let settings = |(at, entry): (usize, &ClusterOptions)| {
+            let role = if at == 0 { role } else { HostRole::Outside };
+            entry.settings(self, role).with_context(|| match entry.name.as_str() {
+                "" => "clusters".to_owned(),
+                name => format!("cluster {name}"),
+            })
         };
-        let clusters = self.clusters.iter().enumerate().map(one).collect::<anyhow::Result<Vec<_>>>()?;
+        let clusters = self.clusters.iter().enumerate().map(settings).collect::<anyhow::Result<Vec<_>>>()?;
         check_names(&clusters)?;
         check_ranges(&clusters)?;
         Ok(clusters)
     }
 
-    fn views(&self, clusters: &[Cluster]) -> anyhow::Result<Vec<(PathBuf, Name)>> {
-        let known: BTreeSet<&Name> = clusters.iter().filter_map(|cluster| cluster.rules.view.as_ref()).collect();
-        let one = |(path, view): (&PathBuf, &String)| {
-            ensure!(path.is_absolute(), "views: {}: a cgroup's path such as /sys/fs/cgroup/b.slice", path.display());
-            let found = known.iter().find(|name| &****name == view.as_str());
-            let names = || known.iter().map(|name| &***name).collect::<Vec<_>>().join(", ");
-            let found = found.ok_or_else(|| {
-                anyhow!("views: {}: no cluster has the view {view}; known are: {}", path.display(), names())
-            })?;
-            Ok((path.clone(), (*found).clone()))
+    fn view_cgroups(&self, clusters: &[ClusterSettings]) -> anyhow::Result<Vec<(PathBuf, Name)>> {
+        let known: BTreeSet<&str> = clusters.iter().filter_map(|cluster| cluster.rules.view.as_deref()).collect();
+        let check = |(path, view): (&PathBuf, &String)| {
+            let shown = path.display();
+            ensure!(
+                path.is_absolute(),
+                "views: {shown}: expected the path of a cgroup, such as /sys/fs/cgroup/b.slice"
+            );
+            let names = || known.iter().copied().collect::<Vec<_>>().join(", ");
+            ensure!(
+                known.contains(&**view),
+                "views: {shown}: no cluster has the view {view}; the views are: {}",
+                names()
+            );
+            Ok((path.clone(), view.as_str().into()))
         };
-        self.views.iter().map(one).collect()
+        self.views.iter().map(check).collect()
     }
 
-    /// The list of clusters is read again when the file changes. What else changes there needs a restart, and says so.
-    pub(super) fn reload(&self) -> Option<Reload> {
+    /// How the agent reads the file again when it changes. Only `clusters` and `views` take effect without a restart.
+    pub(super) fn reload(&self) -> Option<ReloadableFile> {
         let path = self.config.clone().filter(|_| !self.clusters.is_empty())?;
-        let (typed, text) = (self.typed.clone()?, self.text.clone()?);
-        let fixed = |options: &Options| Options {
+        let (command_line, text) = (self.command_line.clone()?, self.text.clone()?);
+        let without_clusters = |options: &Options| Options {
             clusters: Vec::new(),
             views: Default::default(),
             text: None,
             ..options.clone()
         };
-        let before = fixed(self);
+        let before = without_clusters(self);
         let read = move || {
-            let options = Options::clone(&typed).load()?;
+            let options = Options::clone(&command_line).load()?;
             ensure!(
                 !options.clusters.is_empty(),
-                "clusters: there is none any more; to serve nothing, stop the agent (`beeline cleanup` detaches)"
+                "clusters: the list is empty; to stop serving, stop the agent and run `beeline cleanup`"
             );
-            let listing = options.listing()?;
-            if fixed(&options) != before {
-                tracing::warn!(
-                    "of the configuration only `clusters` and `views` change without a restart of the agent"
-                );
+            let list = options.cluster_list()?;
+            if without_clusters(&options) != before {
+                tracing::warn!("options other than `clusters` and `views` changed; restart the agent to apply them");
             }
-            Ok(listing)
+            Ok(list)
         };
-        Some(Reload { path, text, read: Arc::new(read) })
+        Some(ReloadableFile { path, text, read: Arc::new(read) })
     }
 }
 
 impl ClusterOptions {
-    fn rules(&self, stand: StandPoint) -> anyhow::Result<ClusterRules> {
+    fn settings(&self, options: &Options, role: HostRole) -> anyhow::Result<ClusterSettings> {
+        let source = self.source(options, role)?;
+        let zone = options.zone(&self.name, self.dns_domain.as_deref())?;
+        Ok(ClusterSettings { rules: self.rules(role)?, source, zone })
+    }
+
+    fn rules(&self, role: HostRole) -> anyhow::Result<ClusterRules> {
         check_name("name", &self.name)?;
         self.view.as_deref().map_or(Ok(()), |view| check_name("view", view))?;
-        let mut rules = ClusterRules::named(&self.name);
-        let words = [("auto", Pods::Auto), ("direct", Pods::Direct), ("node", Pods::Node)];
-        rules.pods = choice("pods", self.pods.as_deref(), &words)?;
-        rules.direct = ranges("directCIDRs", self.direct_cidrs.as_deref().unwrap_or_default())?;
-        rules.node_address_types = address_types(self.node_address_types.as_deref(), stand)?;
+        let mut rules = ClusterRules::for_role(&self.name, role);
+        rules.pod_access = self.pod_access.map_or_else(Default::default, Into::into);
+        rules.direct = cidrs("directPodCIDRs", self.direct_pod_cidrs.as_deref().unwrap_or_default())?;
+        if let Some(types) = self.node_address_types.as_deref() {
+            ensure!(
+                !types.is_empty(),
+                "nodeAddressTypes: expected InternalIP, ExternalIP, or both in order of preference"
+            );
+            rules.node_address_types = types.iter().copied().map(Into::into).collect();
+        }
         rules.zone = self.zone.as_deref().map(Name::from);
         let given = self.service_cidrs.as_deref();
-        rules.service_ranges = given.map(|texts| ranges("serviceCIDRs", texts)).transpose()?;
+        rules.service_ranges = given.map(|texts| cidrs("serviceCIDRs", texts)).transpose()?;
         if rules.service_ranges.as_ref().is_some_and(Vec::is_empty) {
-            bail!("serviceCIDRs: name at least one range, or leave it out (then the cluster is asked)");
+            bail!("serviceCIDRs: the list is empty; give a CIDR, or omit the key to read the ServiceCIDR objects");
         }
         rules.view = self.view.as_deref().map(Name::from);
         Ok(rules)
     }
 
-    fn origin(&self, options: &Options, stand: StandPoint) -> anyhow::Result<Origin> {
+    fn source(&self, options: &Options, role: HostRole) -> anyhow::Result<SourceSettings> {
         let edge = self.edge_cache.is_some();
-        let given = [self.kubeconfig.is_some(), !self.api_servers.is_empty(), self.folder.is_some(), edge];
+        let given = [self.kubeconfig.is_some(), !self.api_servers.is_empty(), self.manifests.is_some(), edge];
         match given.into_iter().filter(|is| *is).count() {
             1 => {}
-            0 => bail!("where are its objects? Give kubeconfig, apiServers, folder or edgeCache"),
-            _ => bail!("kubeconfig, apiServers, folder and edgeCache are four sources: give one of them"),
+            0 => bail!("no source of objects: give kubeconfig, apiServers, manifests or edgeCache"),
+            _ => bail!("kubeconfig, apiServers, manifests and edgeCache exclude each other: give one of them"),
         }
         ensure!(self.context.is_none() || self.kubeconfig.is_some(), "context needs kubeconfig");
-        ensure!(self.account.is_none() || !self.api_servers.is_empty(), "account needs apiServers");
-        ensure!(!edge || options.stand()? == StandPoint::Edge, "edgeCache is for --stand edge");
+        ensure!(self.service_account_dir.is_none() || given[1], "serviceAccountDir needs apiServers");
+        ensure!(!edge || options.host_role() == HostRole::Edge, "edgeCache needs --host-role edge");
         if edge {
             return options.edge(self.edge_cache.as_deref(), &self.name);
         }
-        if let Some(path) = self.folder.clone() {
-            return Ok(Origin::Folder { path, claim: options.claim() });
+        if let Some(path) = self.manifests.clone() {
+            return Ok(SourceSettings::Folder { path, service_filter: options.service_filter() });
         }
-        Ok(Origin::Server(Box::new(options.server(self.access()?, &self.name, stand)?)))
+        Ok(SourceSettings::Server(Box::new(options.server(self.access()?, &self.name, role)?)))
     }
 
     fn access(&self) -> anyhow::Result<Access> {
@@ -225,69 +239,59 @@ impl ClusterOptions {
             return Ok(Access::Kubeconfig { path, context: self.context.clone() });
         }
         let access = Access::in_cluster(&self.api_servers).context("apiServers")?;
-        Ok(match (access, self.account.clone()) {
+        Ok(match (access, self.service_account_dir.clone()) {
             (Access::InCluster { servers, .. }, Some(account)) => Access::InCluster { servers, account },
             (access, _) => access,
         })
     }
 }
 
-/// It is shown everywhere, and a folder is called by it.
-fn check_name(what: &str, name: &str) -> anyhow::Result<()> {
-    let inner = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    let fits = inner && (1..=63).contains(&name.len()) && !name.starts_with('-') && !name.ends_with('-');
-    ensure!(fits, "{what} {name:?}: a-z, 0-9 and '-', at most 63");
+/// The name is also that of a directory below `--state-dir`.
+fn check_name(key: &str, name: &str) -> anyhow::Result<()> {
+    let allowed = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    let valid = allowed && (1..=63).contains(&name.len()) && !name.starts_with('-') && !name.ends_with('-');
+    ensure!(valid, "{key} {name:?}: expected a-z, 0-9 and '-', at most 63 characters");
     Ok(())
 }
 
-fn ranges(what: &str, texts: &[String]) -> anyhow::Result<Vec<IpNet>> {
+fn cidrs(key: &str, texts: &[String]) -> anyhow::Result<Vec<IpNet>> {
     let parse = |text: &String| {
-        let range: Result<IpNet, _> = text.parse();
-        range.map(|range| range.trunc()).map_err(|_| anyhow!("{what} {text}: CIDRs such as 10.43.0.0/16"))
+        let cidr: Result<IpNet, _> = text.parse();
+        cidr.map(|cidr| cidr.trunc()).map_err(|_| anyhow!("{key} {text}: expected a CIDR such as 10.43.0.0/16"))
     };
     texts.iter().map(parse).collect()
 }
 
-fn address_types(given: Option<&[String]>, stand: StandPoint) -> anyhow::Result<Vec<AddressType>> {
-    let Some(given) = given else {
-        let mut types = vec![AddressType::Internal, AddressType::External];
-        if stand == StandPoint::Edge {
-            types.reverse();
-        }
-        return Ok(types);
-    };
-    ensure!(
-        !given.is_empty(),
-        "nodeAddressTypes: InternalIP, ExternalIP, or both in the order in which they are tried"
-    );
-    let words = [("InternalIP", AddressType::Internal), ("ExternalIP", AddressType::External)];
-    given.iter().map(|word| choice("nodeAddressTypes", Some(word), &words)).collect()
-}
-
-fn check_names(clusters: &[Cluster]) -> anyhow::Result<()> {
+fn check_names(clusters: &[ClusterSettings]) -> anyhow::Result<()> {
     let (mut names, mut views) = (BTreeSet::new(), BTreeSet::new());
     for rules in clusters.iter().map(|cluster| &cluster.rules) {
         let name = &rules.name;
-        ensure!(**name != *LOCAL_CLUSTER, "cluster {name}: that name is for a Node's own cluster; choose another");
-        ensure!(names.insert(name), "cluster {name} is there twice: give each a name of its own");
+        ensure!(
+            **name != *LOCAL_CLUSTER,
+            "cluster {name}: this name is reserved for a Node's own cluster; use another"
+        );
+        ensure!(names.insert(name), "cluster {name} is listed twice: names must be unique");
         if let Some(view) = &rules.view {
-            ensure!(views.insert(view), "cluster {name}: the view {view} is another cluster's already; choose another");
+            ensure!(
+                views.insert(view),
+                "cluster {name}: the view {view} belongs to another cluster; views must be unique"
+            );
         }
     }
     Ok(())
 }
 
-/// An address is the earlier cluster's. A later one that is covered can be reached in a view of its own; without one it is
-/// a mistake.
-fn check_ranges(clusters: &[Cluster]) -> anyhow::Result<()> {
+/// An address belongs to the first cluster whose range contains it. A later cluster with an overlapping range can be
+/// reached only through a view, so an overlap without a view is a mistake.
+fn check_ranges(clusters: &[ClusterSettings]) -> anyhow::Result<()> {
     for (at, later) in clusters.iter().map(|cluster| &cluster.rules).enumerate() {
         let own = later.service_ranges.iter().flatten();
         for (range, earlier) in own.flat_map(|range| clusters[..at].iter().map(move |one| (range, &one.rules))) {
-            let taken = earlier.service_ranges.iter().flatten().find(|taken| overlap(taken, range));
+            let taken = earlier.service_ranges.iter().flatten().find(|taken| overlaps(taken, range));
             if let Some(taken) = taken.filter(|_| later.view.is_none()) {
                 bail!(
-                    "cluster {}: serviceCIDRs {range} overlaps with {taken} of {}, which comes first: nothing there \
-                     could be reached; give it a `view`, or correct the range",
+                    "cluster {}: serviceCIDRs {range} overlaps {taken} of the earlier cluster {}, so its services could \
+                     not be reached; give it a `view`, or correct the range",
                     later.name,
                     earlier.name
                 );
@@ -297,97 +301,101 @@ fn check_ranges(clusters: &[Cluster]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn overlap(one: &IpNet, other: &IpNet) -> bool {
+fn overlaps(one: &IpNet, other: &IpNet) -> bool {
     one.contains(other) || other.contains(one)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use beeline_cluster::PodScope;
+    use beeline_model::cluster::PodAccess;
+    use beeline_model::object::AddressType;
 
     fn options(text: &str) -> Options {
-        serde_saphyr::from_str(text).unwrap()
+        Options::parse(text).unwrap()
     }
 
-    fn refused(text: &str) -> String {
-        format!("{:#}", options(text).listing().unwrap_err())
+    fn error(text: &str) -> String {
+        format!("{:#}", Options::parse(text).and_then(|options| options.cluster_list()).unwrap_err())
     }
 
     const TWO: &str = "
-stand: outside
+host-role: outside
 clusters:
-- { name: blue, kubeconfig: /etc/blue, serviceCIDRs: [10.43.0.0/16], directCIDRs: [10.42.0.0/16], pods: node, zone: a }
-- { name: green, apiServers: ['https://192.0.2.1:6443'], account: /etc/green, nodeAddressTypes: [ExternalIP], view: green }
+- { name: blue, kubeconfig: /etc/blue, serviceCIDRs: [10.43.0.0/16], directPodCIDRs: [10.42.0.0/16], podAccess: node, zone: a }
+- { name: green, apiServers: ['https://192.0.2.1:6443'], serviceAccountDir: /etc/green, nodeAddressTypes: [ExternalIP], view: green }
 views: { /sys/fs/cgroup/green.slice: green }
 ";
 
     #[test]
-    fn clusters_stand_in_the_order_of_the_file() {
-        let listing = options(TWO).listing().unwrap();
-        let [blue, green] = &listing.clusters[..] else { panic!("{listing:?}") };
-        assert_eq!((&*blue.rules.name, blue.rules.pods, blue.rules.direct.len()), ("blue", Pods::Node, 1));
+    fn clusters_keep_the_order_of_the_file() {
+        let list = options(TWO).cluster_list().unwrap();
+        let [blue, green] = &list.clusters[..] else { panic!("{list:?}") };
+        assert_eq!((&*blue.rules.name, blue.rules.pod_access, blue.rules.direct.len()), ("blue", PodAccess::Node, 1));
         assert_eq!((blue.rules.zone.as_deref(), blue.rules.view.as_deref()), (Some("a"), None));
-        assert_eq!((&*green.rules.name, green.rules.pods), ("green", Pods::Auto));
+        assert_eq!((&*green.rules.name, green.rules.pod_access), ("green", PodAccess::Auto));
         assert_eq!(green.rules.node_address_types, [AddressType::External]);
-        let Origin::Server(server) = &green.origin else { panic!("{green:?}") };
-        assert!(
-            server.ranges && !server.notices && server.node.is_empty() && server.pods == beeline_cluster::Pods::None
-        );
-        assert_eq!(listing.views, [("/sys/fs/cgroup/green.slice".into(), "green".into())]);
+        let SourceSettings::Server(server) = &green.source else { panic!("{green:?}") };
+        assert!(server.watch_service_cidrs && !server.post_events && server.node.is_empty());
+        assert_eq!(server.pods, PodScope::None);
+        assert_eq!(list.view_cgroups, [("/sys/fs/cgroup/green.slice".into(), "green".into())]);
         assert_eq!(options(TWO).rules().unwrap().clusters.len(), 2);
     }
 
     #[test]
-    fn a_list_that_cannot_be_meant_says_what_to_do() {
-        let said = |entries: &str| refused(&format!("stand: outside\nclusters:\n{entries}"));
-        let blue = "- { name: blue, folder: /b, serviceCIDRs: [10.43.0.0/16] }\n";
-        assert!(said(&format!("{blue}{blue}")).contains("blue is there twice"));
-        let covered = said(&format!("{blue}- {{ name: green, folder: /g, serviceCIDRs: [10.43.128.0/17] }}"));
-        assert!(
-            covered.contains("green") && covered.contains("blue") && covered.contains("give it a `view`"),
-            "{covered}"
-        );
-        let seen = format!("{blue}- {{ name: green, folder: /g, serviceCIDRs: [10.43.0.0/16], view: green }}");
-        assert!(options(&format!("stand: outside\nclusters:\n{seen}")).listing().is_ok(), "every K3s uses that range");
-        assert!(said("- { name: blue }").contains("cluster blue: where are its objects?"));
-        assert!(said("- { folder: /b }").contains("name \"\""));
-        assert!(said("- { name: local, folder: /b }").contains("choose another"));
-        assert!(said("- { name: ../x, folder: /b }").contains("a-z"));
-        assert!(said("- { name: b, folder: /b, kubeconfig: /c }").contains("four sources"));
-        assert!(said("- { name: b, folder: /b, pods: maybe }").contains("pods maybe: one of auto, direct, node"));
-        assert!(said("- { name: b, folder: /b, serviceCIDRs: [10.0.0.0] }").contains("serviceCIDRs 10.0.0.0"));
-        assert!(said("- { name: b, folder: /b, nodeAddressTypes: [Hostname] }").contains("InternalIP, ExternalIP"));
-        let views = "- { name: b, folder: /b, view: v }\nviews: { /x: other }";
-        assert!(said(views).contains("no cluster has the view other; known are: v"));
-        assert!(refused("node-name: n1\nmanifests: /m\nviews: { /x: y }").contains("--stand outside"));
-        assert!(
-            refused("stand: outside\nkubeconfig: /k\nclusters: [{ name: b, folder: /b }]").contains("--kubeconfig")
-        );
-        assert!(refused("node-name: n1\nmanifests: /m\npods: direct").contains("--stand outside"));
-        assert!(serde_saphyr::from_str::<Options>("clusters: [{ name: b, folders: /b }]").is_err());
+    fn an_error_in_the_list_names_the_cluster_and_the_next_step() {
+        let listed = |entries: &str| error(&format!("host-role: outside\nclusters:\n{entries}"));
+        let blue = "- { name: blue, manifests: /b, serviceCIDRs: [10.43.0.0/16] }\n";
+        assert!(listed(&format!("{blue}{blue}")).contains("blue is listed twice"));
+        let overlap = listed(&format!("{blue}- {{ name: green, manifests: /g, serviceCIDRs: [10.43.128.0/17] }}"));
+        for part in ["green", "blue", "give it a `view`"] {
+            assert!(overlap.contains(part), "{overlap}");
+        }
+        let with_view = format!("{blue}- {{ name: green, manifests: /g, serviceCIDRs: [10.43.0.0/16], view: green }}");
+        let with_view = options(&format!("host-role: outside\nclusters:\n{with_view}"));
+        assert!(with_view.cluster_list().is_ok(), "every K3s uses that range");
+        assert!(listed("- { name: blue }").contains("cluster blue: no source of objects"));
+        assert!(listed("- { manifests: /b }").contains("name \"\""));
+        assert!(listed("- { name: local, manifests: /b }").contains("use another"));
+        assert!(listed("- { name: ../x, manifests: /b }").contains("a-z"));
+        assert!(listed("- { name: b, manifests: /b, kubeconfig: /c }").contains("exclude each other"));
+        let access = listed("- { name: b, manifests: /b, podAccess: maybe }");
+        assert!(access.contains("podAccess") && access.contains("maybe") && access.contains("direct"), "{access}");
+        assert!(listed("- { name: b, manifests: /b, serviceCIDRs: [10.0.0.0] }").contains("serviceCIDRs 10.0.0.0"));
+        let types = listed("- { name: b, manifests: /b, nodeAddressTypes: [Hostname] }");
+        assert!(types.contains("nodeAddressTypes") && types.contains("ExternalIP"), "{types}");
+        let views = "- { name: b, manifests: /b, view: v }\nviews: { /x: other }";
+        assert!(listed(views).contains("no cluster has the view other; the views are: v"));
+        assert!(error("node-name: n1\nmanifests: /m\nviews: { /x: y }").contains("--host-role outside"));
+        let two_sources = "host-role: outside\nkubeconfig: /k\nclusters: [{ name: b, manifests: /b }]";
+        assert!(error(two_sources).contains("--kubeconfig"));
+        assert!(error("node-name: n1\nmanifests: /m\npod-access: direct").contains("--host-role outside"));
+        assert!(error("clusters: [{ name: b, manifest: /b }]").contains("did you mean `manifests`?"));
     }
 
     #[test]
-    fn a_node_is_of_the_first_cluster_and_outside_of_the_others() {
+    fn a_node_belongs_to_the_first_cluster_and_is_outside_the_others() {
         let text =
             "node-name: n1\nclusters:\n- { name: home, kubeconfig: /h }\n- { name: far, kubeconfig: /f, view: far }";
-        let servers: Vec<_> = options(text).listing().unwrap().clusters.into_iter().map(|c| c.origin).collect();
-        let [Origin::Server(home), Origin::Server(far)] = &servers[..] else { panic!("{servers:?}") };
-        assert_eq!((home.node.as_str(), home.pods, home.notices), ("n1", beeline_cluster::Pods::Own, true));
-        assert_eq!((far.node.as_str(), far.pods, far.notices), ("", beeline_cluster::Pods::None, false));
-        assert!(home.ranges && far.ranges);
+        let servers: Vec<_> = options(text).cluster_list().unwrap().clusters.into_iter().map(|c| c.source).collect();
+        let [SourceSettings::Server(home), SourceSettings::Server(far)] = &servers[..] else { panic!("{servers:?}") };
+        assert_eq!((home.node.as_str(), home.pods, home.post_events), ("n1", PodScope::Own, true));
+        assert_eq!((far.node.as_str(), far.pods, far.post_events), ("", PodScope::None, false));
+        assert!(home.watch_service_cidrs && far.watch_service_cidrs);
         assert_eq!(options(text).rules().unwrap().clusters.len(), 2);
     }
 
     #[test]
     fn one_cluster_outside_needs_no_list() {
-        let text = "stand: outside\nkubeconfig: /k\npods: direct\ndirect-cidr: [10.42.0.0/16]\nnode-name: ignored";
+        let text = "host-role: outside\nkubeconfig: /k\npod-access: direct\ndirect-pod-cidrs: [10.42.0.0/16]\n\
+                    node-name: ignored";
         let rules = options(text).rules().unwrap();
-        assert_eq!((rules.stand_point, &*rules.node_name, rules.clusters.len()), (StandPoint::Outside, "", 1));
-        assert_eq!((&*rules.clusters[0].name, rules.clusters[0].pods), (LOCAL_CLUSTER, Pods::Direct));
-        let edge = options("stand: edge\nkubeconfig: /k\nnode-name: e1").rules().unwrap();
+        assert_eq!((rules.host_role, &*rules.node_name, rules.clusters.len()), (HostRole::Outside, "", 1));
+        assert_eq!((&*rules.clusters[0].name, rules.clusters[0].pod_access), (LOCAL_CLUSTER, PodAccess::Direct));
+        let edge = options("host-role: edge\nkubeconfig: /k\nnode-name: e1").rules().unwrap();
         assert_eq!(edge.clusters[0].node_address_types, [AddressType::External, AddressType::Internal]);
-        assert!(options("stand: edge\nkubeconfig: /k").rules().unwrap_err().to_string().contains("--node-name"));
-        assert!(options("manifests: /m\nnode-name: n1").rules().unwrap().clusters.is_empty(), "as it ever was");
+        assert!(options("host-role: edge\nkubeconfig: /k").rules().unwrap_err().to_string().contains("--node-name"));
+        assert!(options("manifests: /m\nnode-name: n1").rules().unwrap().clusters.is_empty());
     }
 }

@@ -1,8 +1,8 @@
-//! etcd and kube-apiserver in a namespace of their own, and the objects that tests put into them.
+//! etcd and kube-apiserver in a private network namespace, and functions to create objects in them.
 
-use crate::listener::Listener;
-use beeline_cluster::{Access, Claim, Nodes, Pods, Role, Server};
-use beeline_harness::{Lab, Place, Running};
+use crate::source_reader::SourceReader;
+use beeline_cluster::{Access, ApiServerSource, NodeScope, PodScope, ServiceFilter, SourceRole};
+use beeline_harness::{RunningProgram, TestHost, TestNetwork};
 use kube::Client;
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;
@@ -11,8 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A busy machine is no failure.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of all waits; long, because the machine may be busy.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 pub const TOKEN: &str = "first-token";
 pub const API: &str = "https://127.0.0.1:6443";
 
@@ -25,82 +25,82 @@ pub fn program(name: &str) -> PathBuf {
     let cache = std::env::var_os("BEELINE_CACHE").map_or_else(home, PathBuf::from);
     let kit = std::env::var_os("BEELINE_KIT_BIN").map_or_else(|| cache.join("kit/bin"), PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // The kit keeps Debian's programs, etcd among them, in a tree of their own.
+    // The kit has programs from Debian packages, such as etcd, in a separate directory.
     let own = [kit.clone(), cache.join("kit/debian/usr/bin")];
     let mut places = own.into_iter().chain(std::env::split_paths(&path));
     let found = places.find(|dir| dir.join(name).is_file()).map(|dir| dir.join(name));
     found.unwrap_or_else(|| {
         panic!(
-            "no {name} in {} nor on the path: these tests need the kit; set BEELINE_KIT_BIN if it lies elsewhere",
+            "{name} is neither in {} nor on the path: these tests need the programs of the kit; set BEELINE_KIT_BIN to their directory",
             kit.display()
         )
     })
 }
 
-/// Two API servers side by side would only slow each other down.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Makes the tests run one after the other. Parallel API servers would only slow each other down.
+fn run_alone() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Fields are dropped in this order.
 pub struct Cluster<'a> {
-    api: Option<Running>,
-    etcd: Running,
+    api: Option<RunningProgram>,
+    etcd: RunningProgram,
     pub dir: TempDir,
-    /// Below which etcd has the objects: another one is another cluster, from the next start on.
+    /// Key prefix of the objects in etcd. Another prefix makes another cluster at the next start of the API server.
     pub registry: &'static str,
-    pub lab: &'a Lab,
-    /// Where it runs, and listens.
-    place: &'a Place,
+    pub network: &'a TestNetwork,
+    /// The host on which the programs run and listen.
+    host: &'a TestHost,
     address: Ipv4Addr,
-    /// Several of them share a namespace: each has ports of its own.
+    /// Number of the cluster, which determines its ports. Several clusters can share a namespace.
     number: u16,
 }
 
-/// Runs the test inside the node's namespace, with a cluster there.
+/// Runs the test in the node's namespace, with a cluster there.
 pub fn with_cluster(test: impl AsyncFnOnce(&mut Cluster<'_>) + Send) {
-    let _one = alone();
-    let lab = Lab::new(2).unwrap();
+    let _alone = run_alone();
+    let network = TestNetwork::new(2).unwrap();
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut cluster = Cluster::start(&lab, 0).await;
+            let mut cluster = Cluster::start(&network, 0).await;
             test(&mut cluster).await;
         });
     };
-    lab.node().namespace.run_in(run).unwrap();
+    network.node().namespace.run_in(run).unwrap();
 }
 
-/// The same with two clusters, which have the same ranges.
+/// As `with_cluster`, with two clusters that have the same ranges.
 pub fn with_two_clusters(test: impl AsyncFnOnce(&mut Cluster<'_>, &mut Cluster<'_>) + Send) {
-    let _one = alone();
-    let lab = Lab::new(2).unwrap();
+    let _alone = run_alone();
+    let network = TestNetwork::new(2).unwrap();
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let (mut first, mut second) = (Cluster::start(&lab, 0).await, Cluster::start(&lab, 1).await);
+            let (mut first, mut second) = (Cluster::start(&network, 0).await, Cluster::start(&network, 1).await);
             test(&mut first, &mut second).await;
         });
     };
-    lab.node().namespace.run_in(run).unwrap();
+    network.node().namespace.run_in(run).unwrap();
 }
 
 impl<'a> Cluster<'a> {
-    async fn start(lab: &'a Lab, number: u16) -> Cluster<'a> {
-        Cluster::start_at(lab, lab.node(), Ipv4Addr::LOCALHOST, number).await
+    async fn start(network: &'a TestNetwork, number: u16) -> Cluster<'a> {
+        Cluster::start_at(network, network.node(), Ipv4Addr::LOCALHOST, number).await
     }
 
-    pub async fn start_at(lab: &'a Lab, place: &'a Place, address: Ipv4Addr, number: u16) -> Cluster<'a> {
+    pub async fn start_at(network: &'a TestNetwork, host: &'a TestHost, address: Ipv4Addr, number: u16) -> Cluster<'a> {
         let dir = tempfile::tempdir().unwrap();
         let data = format!("--data-dir={}", dir.path().join("etcd").display());
         let (url, peer) = (etcd_url(number), format!("http://127.0.0.1:{}", 2380 + number * 10));
         let own = ["--listen-client-urls", &url, "--advertise-client-urls", &url, "--unsafe-no-fsync"];
         let peers = ["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer];
         let all = format!("--initial-cluster=default={peer}");
-        let etcd = place.program(program("etcd")).unwrap().args([data.as_str(), all.as_str()]).args(own).args(peers);
+        let etcd = host.program(program("etcd")).unwrap().args([data.as_str(), all.as_str()]).args(own).args(peers);
         let etcd = etcd.spawn().unwrap();
-        let mut cluster = Cluster { api: None, etcd, dir, registry: "/registry", lab, place, address, number };
+        let mut cluster = Cluster { api: None, etcd, dir, registry: "/registry", network, host, address, number };
         cluster.make_keys();
         cluster.make_identity("first");
         cluster.trust_identity("first");
@@ -117,7 +117,7 @@ impl<'a> Cluster<'a> {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     }
 
-    /// A client's certificate that is its own authority.
+    /// Creates a self-signed client certificate.
     pub fn make_identity(&self, name: &str) {
         let (key, certificate) = (self.path(&format!("{name}.key")), self.path(&format!("{name}.crt")));
         let args =
@@ -128,12 +128,12 @@ impl<'a> Cluster<'a> {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     }
 
-    /// Whom the next API server knows by certificate.
+    /// Sets the client certificate that the next API server accepts.
     pub fn trust_identity(&self, name: &str) {
         std::fs::copy(self.path(&format!("{name}.crt")), self.path("clients.crt")).unwrap();
     }
 
-    /// A kubeconfig for this user.
+    /// Writes a kubeconfig for this user.
     pub fn write_kubeconfig(&self, user: Value) -> PathBuf {
         let file = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -156,7 +156,7 @@ impl<'a> Cluster<'a> {
         self.dir.path().join(name).display().to_string()
     }
 
-    /// Which tokens the next API server knows.
+    /// Sets the tokens that the next API server accepts.
     pub fn set_tokens(&self, tokens: &[&str]) {
         let lines: String = tokens.iter().map(|token| format!("{token},tester,1,\"system:masters\"\n")).collect();
         std::fs::write(self.path("tokens"), lines).unwrap();
@@ -167,7 +167,7 @@ impl<'a> Cluster<'a> {
             format!("--etcd-servers={}", etcd_url(self.number)),
             format!("--etcd-prefix={}", self.registry),
             format!("--bind-address={}", self.address),
-            format!("--advertise-address={}", self.place.v4),
+            format!("--advertise-address={}", self.host.v4),
             format!("--secure-port={}", 6443 + self.number),
             format!("--cert-dir={}", self.path("pki")),
             format!("--client-ca-file={}", self.path("clients.crt")),
@@ -179,12 +179,12 @@ impl<'a> Cluster<'a> {
             "--authorization-mode=RBAC".into(),
             "--disable-admission-plugins=ServiceAccount".into(),
         ];
-        let program = self.place.program(program("kube-apiserver")).unwrap().args(args);
+        let program = self.host.program(program("kube-apiserver")).unwrap().args(args);
         self.api = Some(program.spawn().unwrap());
         let start = Instant::now();
         while !self.is_ready().await {
-            let log = || self.api.as_ref().map(Running::stderr).unwrap_or_default();
-            assert!(start.elapsed() < PATIENCE, "the API server does not get ready: {}\n{}", log(), self.etcd.stderr());
+            let log = || self.api.as_ref().map(RunningProgram::stderr).unwrap_or_default();
+            assert!(start.elapsed() < TIMEOUT, "the API server is not ready: {}\n{}", log(), self.etcd.stderr());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -198,12 +198,12 @@ impl<'a> Cluster<'a> {
         client.request_text(request).await.is_ok()
     }
 
-    /// Kills it, as a crash would.
+    /// Kills the API server.
     pub fn stop_api(&mut self) {
         self.api = None;
     }
 
-    /// What the pod of an agent would find mounted.
+    /// Writes the service account files that are mounted into the pod of an agent.
     pub fn write_account(&self, token: &str) -> PathBuf {
         let account = self.dir.path().join("account");
         std::fs::create_dir_all(&account).unwrap();
@@ -218,31 +218,31 @@ impl<'a> Cluster<'a> {
         Access::InCluster { servers, account: self.dir.path().join("account") }
     }
 
-    pub fn server(&self) -> Server {
-        Server {
+    pub fn server(&self) -> ApiServerSource {
+        ApiServerSource {
             access: self.access(&[API]),
             cluster: "local".into(),
             node: "node-1".into(),
-            nodes: Nodes::Own,
-            pods: Pods::Own,
-            claim: Claim::default(),
+            nodes: NodeScope::Own,
+            pods: PodScope::Own,
+            service_filter: ServiceFilter::default(),
             clear_taint: false,
-            patience: beeline_cluster::PATIENCE,
-            role: Role::Agent,
+            idle_timeout: beeline_cluster::WATCH_IDLE_TIMEOUT,
+            role: SourceRole::Agent,
             controller_namespace: "kube-system".into(),
             report_namespace: "beeline-reports".into(),
             reports: None,
-            ranges: false,
-            notices: true,
-            passport: None,
+            watch_service_cidrs: false,
+            post_events: true,
+            cluster_id_check: None,
         }
     }
 
-    pub fn listen(&self) -> Listener {
-        Listener::to(self.server())
+    pub fn start_reader(&self) -> SourceReader {
+        SourceReader::start(self.server())
     }
 
-    // ---- as an administrator ----
+    // ---- requests of an administrator ----
 
     async fn client_with(&self, token: &str) -> Client {
         let mut config = kube::Config::new(self.url().parse().unwrap());
@@ -285,7 +285,7 @@ impl<'a> Cluster<'a> {
         self.create(SERVICES, json!({ "metadata": { "name": name }, "spec": spec })).await;
     }
 
-    /// One ready endpoint an address, all on node-1, at port 8080.
+    /// Creates a slice with a ready endpoint on node-1 per address, port 8080.
     pub async fn create_slice(&self, service: &str, name: &str, addresses: &[&str]) {
         let endpoint = |ip: &&str| json!({ "addresses": [ip], "nodeName": "node-1", "conditions": { "ready": true } });
         let endpoints: Vec<Value> = addresses.iter().map(endpoint).collect();
@@ -304,7 +304,7 @@ impl<'a> Cluster<'a> {
         self.patch(&format!("{NODES}/{name}/status"), status).await;
     }
 
-    // ---- behind the API server's back ----
+    // ---- direct access to etcd ----
 
     pub async fn etcd(&self, path: &str, body: Value) -> Value {
         let client = Client::try_from(kube::Config::new(etcd_url(self.number).parse().unwrap())).unwrap();
@@ -312,7 +312,7 @@ impl<'a> Cluster<'a> {
         client.request(request).await.unwrap_or_else(|e| panic!("etcd {path}: {e}"))
     }
 
-    /// Forgets all versions but the last.
+    /// Removes all old revisions from etcd.
     pub async fn compact(&self) {
         let status = self.etcd("/v3/maintenance/status", json!({})).await;
         let revision = status["header"]["revision"].as_str().unwrap().to_owned();

@@ -1,13 +1,14 @@
-//! The controller on a real API server: what it publishes, admits and says, and what happens without it.
+//! The controller on a real API server: published slices and nodes, admission, status, leader election and certificates.
 
-mod attack;
+mod isolation;
 
-use crate::cluster::{Cluster, PATIENCE, with_cluster};
-use crate::listener::Listener;
-use beeline_cluster::{Nodes, Reports, Server};
-use beeline_harness::Running;
-use beeline_model::fact::Fact;
-use beeline_model::report::{Report, Tally};
+use crate::cluster::{Cluster, TIMEOUT, with_cluster};
+use crate::source_reader::SourceReader;
+use beeline_cluster::{ApiServerSource, NodeScope, ReportSettings};
+use beeline_harness::RunningProgram;
+use beeline_model::change::Change;
+use beeline_model::object::Object;
+use beeline_model::rollout::{DigestTracker, RolloutReport};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -24,9 +25,9 @@ fn redirects() -> String {
     format!("{POLICIES}/localredirectpolicies")
 }
 
-/// A replica; killed with it, as a crash would.
+/// A replica of the controller, killed on drop.
 struct Controller {
-    running: Option<Running>,
+    running: Option<RunningProgram>,
     health: u16,
 }
 
@@ -40,41 +41,44 @@ impl Controller {
             kubeconfig.to_str().unwrap(),
             "--webhook-name",
             "127.0.0.1",
-            "--webhook-address",
+            "--webhook-bind-address",
             &webhook,
-            "--health-address",
+            "--healthz-bind-address",
             &format!("127.0.0.1:{health}"),
             "--identity",
             &format!("replica-{number}"),
             "--lease-duration",
             "4s",
-            "--drain",
+            "--shutdown-delay",
             "100ms",
         ];
-        let program = cluster.lab.node().program(BEELINE).unwrap().args(own).args(more);
+        let program = cluster.network.node().program(BEELINE).unwrap().args(own).args(more);
         Controller { running: Some(program.spawn().unwrap()), health }
     }
 
-    async fn until_ready(&self) {
-        until("the controller is ready", async || ask(self.health, "/readyz").await.starts_with("HTTP/1.1 200")).await;
+    async fn wait_until_ready(&self) {
+        wait_until("the controller is ready", async || {
+            http_get(self.health, "/readyz").await.starts_with("HTTP/1.1 200")
+        })
+        .await;
     }
 
-    async fn leads(&self) -> bool {
-        ask(self.health, "/metrics").await.contains("beeline_controller_leader 1")
+    async fn is_leader(&self) -> bool {
+        http_get(self.health, "/metrics").await.contains("beeline_controller_leader 1")
     }
 }
 
 impl Drop for Controller {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.running.as_ref().map(Running::stderr).unwrap_or_default());
+            eprintln!("{}", self.running.as_ref().map(RunningProgram::stderr).unwrap_or_default());
         }
     }
 }
 
-async fn ask(port: u16, path: &str) -> String {
+async fn http_get(port: u16, path: &str) -> String {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let asked = async {
+    let response = async {
         let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
         let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).await?;
@@ -82,27 +86,28 @@ async fn ask(port: u16, path: &str) -> String {
         stream.read_to_string(&mut text).await?;
         std::io::Result::Ok(text)
     };
-    asked.await.unwrap_or_default()
+    response.await.unwrap_or_default()
 }
 
-async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+async fn wait_until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
-    while !so().await {
-        assert!(start.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
+    while !condition().await {
+        assert!(start.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// The custom resources, and an agent's start of the webhook's configuration as the chart has it, at this port.
+/// Installs the custom resource definitions.
 async fn install(cluster: &Cluster<'_>) {
     for definition in beeline_cluster::policy::definitions() {
         cluster.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await;
     }
     let listed = async || cluster.request("GET", &balancing(), &json!({})).await.is_ok();
-    until("the custom resources are served", listed).await;
+    wait_until("the custom resources are served", listed).await;
 }
 
-async fn install_hooks(cluster: &Cluster<'_>, port: u16) {
+/// Creates the webhook configuration of the chart, for a controller at this port.
+async fn install_webhooks(cluster: &Cluster<'_>, port: u16) {
     let reaches = "has(object.spec.frontend.addressMatcher) || has(object.spec.backend.addressEndpoint) || (has(object.spec.backend.serviceEndpoint) && has(object.spec.backend.serviceEndpoint.namespaceSelector))";
     let hook = |name: &str, failure: &str, condition: String| {
         json!({
@@ -127,14 +132,14 @@ async fn install_hooks(cluster: &Cluster<'_>, port: u16) {
         hook("conflict.policies.beeline.dev", "Ignore", format!("!({reaches})")),
     ];
     cluster.create(HOOKS, json!({ "metadata": { "name": "beeline-controller" }, "webhooks": webhooks })).await;
-    until("the authority is written", async || {
+    wait_until("the CA bundle is written", async || {
         let found = cluster.get(&format!("{HOOKS}/beeline-controller")).await;
         found["webhooks"].as_array().unwrap().iter().all(|hook| hook["clientConfig"]["caBundle"].is_string())
     })
     .await;
 }
 
-fn blp(name: &str, service: &str, app: &str) -> Value {
+fn balancing_policy(name: &str, service: &str, app: &str) -> Value {
     json!({
         "apiVersion": "beeline.dev/v1alpha1", "kind": "BalancingPolicy", "metadata": { "name": name },
         "spec": {
@@ -147,8 +152,8 @@ fn blp(name: &str, service: &str, app: &str) -> Value {
     })
 }
 
-fn virtual_blp(name: &str, ip: &str) -> Value {
-    let mut policy = blp(name, "web", "web");
+fn virtual_address_policy(name: &str, ip: &str) -> Value {
+    let mut policy = balancing_policy(name, "web", "web");
     policy["spec"]["frontend"] = json!({ "addressMatcher": {
         "ip": ip, "toPorts": [{ "name": "http", "port": 80, "protocol": "TCP" }] } });
     policy
@@ -177,7 +182,7 @@ async fn create_namespace(cluster: &Cluster<'_>, name: &str, labels: Value) {
     cluster.create("/api/v1/namespaces", json!({ "metadata": { "name": name, "labels": labels } })).await;
 }
 
-/// Addresses and ports of what is published for a policy, and its owner's uid.
+/// Addresses and ports of the endpoints that are published for a policy.
 async fn published(cluster: &Cluster<'_>, policy: &str) -> Vec<(String, u64)> {
     let path = format!(
         "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=beeline.dev%2Fpolicy%3D{policy}"
@@ -195,9 +200,9 @@ async fn published(cluster: &Cluster<'_>, policy: &str) -> Vec<(String, u64)> {
     all
 }
 
-async fn is_published(cluster: &Cluster<'_>, policy: &str, wanted: &[(&str, u64)]) {
+async fn wait_until_published(cluster: &Cluster<'_>, policy: &str, wanted: &[(&str, u64)]) {
     let wanted: Vec<(String, u64)> = wanted.iter().map(|(ip, port)| ((*ip).to_owned(), *port)).collect();
-    until(&format!("{policy} has {wanted:?}"), async || published(cluster, policy).await == wanted).await;
+    wait_until(&format!("{policy} has {wanted:?}"), async || published(cluster, policy).await == wanted).await;
 }
 
 /// Status, reason and message of a condition.
@@ -209,16 +214,16 @@ async fn condition(cluster: &Cluster<'_>, path: &str, kind: &str) -> (String, St
     (text("status"), text("reason"), text("message"))
 }
 
-async fn has_condition(cluster: &Cluster<'_>, path: &str, kind: &str, status: &str, reason: &str) {
+async fn wait_for_condition(cluster: &Cluster<'_>, path: &str, kind: &str, status: &str, reason: &str) {
     let what = format!("{path} is {kind} {status} {reason}");
-    until(&what, async || {
+    wait_until(&what, async || {
         let (is, why, _) = condition(cluster, path, kind).await;
         is == status && why == reason
     })
     .await;
 }
 
-/// What the API server answers to a user.
+/// Creates an object as this user; returns the server's message on failure.
 async fn create_as(cluster: &Cluster<'_>, user: &str, path: &str, object: &Value) -> Result<(), String> {
     let request = http::Request::post(path).header("content-type", "application/json");
     let request = request.header("impersonate-user", user).header("impersonate-group", "system:authenticated");
@@ -230,7 +235,7 @@ async fn create_as(cluster: &Cluster<'_>, user: &str, path: &str, object: &Value
     }
 }
 
-async fn refused(cluster: &Cluster<'_>, path: &str, object: &Value) -> String {
+async fn create_refused(cluster: &Cluster<'_>, path: &str, object: &Value) -> String {
     match cluster.request("POST", path, object).await {
         Err(kube::Error::Api(status)) => status.message.clone(),
         other => panic!("not refused: {other:?}"),
@@ -238,21 +243,21 @@ async fn refused(cluster: &Cluster<'_>, path: &str, object: &Value) -> String {
 }
 
 #[test]
-fn publishes_what_policies_choose_and_says_how_they_fare() {
+fn policies_get_slices_and_status() {
     with_cluster(async |cluster: &mut Cluster| {
         install(cluster).await;
         create_namespace(cluster, "lab", json!({ "team": "a" })).await;
         let controller = Controller::start(cluster, 0, &[]);
-        controller.until_ready().await;
+        controller.wait_until_ready().await;
         let path = format!("{}/api", balancing());
-        cluster.create(&balancing(), blp("api", "web", "web")).await;
-        has_condition(cluster, &path, "Accepted", "False", "ServiceNotFound").await;
+        cluster.create(&balancing(), balancing_policy("api", "web", "web")).await;
+        wait_for_condition(cluster, &path, "Accepted", "False", "ServiceNotFound").await;
         cluster.create_service("web", "10.96.1.1").await;
-        has_condition(cluster, &path, "Accepted", "True", "Accepted").await;
+        wait_for_condition(cluster, &path, "Accepted", "True", "Accepted").await;
         pods_are_followed(cluster, &path).await;
         namespaces_are_followed(cluster).await;
-        nodes_report(cluster, &path).await;
-        made_again(cluster, &path).await;
+        reports_of_nodes_become_the_programmed_condition(cluster, &path).await;
+        a_policy_that_is_created_again_gets_new_slices(cluster, &path).await;
         nodes_are_published(cluster).await;
     });
 }
@@ -260,117 +265,117 @@ fn publishes_what_policies_choose_and_says_how_they_fare() {
 async fn pods_are_followed(cluster: &Cluster<'_>, path: &str) {
     create_pod(cluster, "default", "a", "10.244.1.1", 8080).await;
     create_pod(cluster, "default", "b", "10.244.1.2", 9090).await;
-    is_published(cluster, "api", &[("10.244.1.1", 8080), ("10.244.1.2", 9090)]).await;
+    wait_until_published(cluster, "api", &[("10.244.1.1", 8080), ("10.244.1.2", 9090)]).await;
     set_ready(cluster, "default", "b", "10.244.1.2", false).await;
-    is_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
+    wait_until_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
     set_ready(cluster, "default", "b", "10.244.1.2", true).await;
-    is_published(cluster, "api", &[("10.244.1.1", 8080), ("10.244.1.2", 9090)]).await;
+    wait_until_published(cluster, "api", &[("10.244.1.1", 8080), ("10.244.1.2", 9090)]).await;
     cluster.patch("/api/v1/namespaces/default/pods/b", json!({ "metadata": { "labels": { "app": "other" } } })).await;
-    is_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
-    until("one backend is counted", async || cluster.get(path).await["status"]["backends"] == 1).await;
-    // Somebody else's hands are corrected.
+    wait_until_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
+    wait_until("one backend is counted", async || cluster.get(path).await["status"]["backends"] == 1).await;
+    // Changes by others are corrected.
     let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
     let found = cluster.get(&format!("{slices}?labelSelector=beeline.dev%2Fpolicy%3Dapi")).await;
     let name = found["items"][0]["metadata"]["name"].as_str().unwrap().to_owned();
     cluster.patch(&format!("{slices}/{name}"), json!({ "endpoints": [{ "addresses": ["192.0.2.66"] }] })).await;
-    is_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
+    wait_until_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
     cluster.delete(&format!("{slices}/{name}")).await;
-    is_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
+    wait_until_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
 }
 
 async fn namespaces_are_followed(cluster: &Cluster<'_>) {
     cluster.create_service("other", "10.96.1.2").await;
-    let mut wide = blp("wide", "other", "web");
+    let mut wide = balancing_policy("wide", "other", "web");
     wide["spec"]["backend"]["serviceEndpoint"]["namespaceSelector"] = json!({ "matchLabels": { "team": "a" } });
     cluster.create(&balancing(), wide).await;
     create_pod(cluster, "lab", "c", "10.244.2.1", 8080).await;
-    is_published(cluster, "wide", &[("10.244.2.1", 8080)]).await;
+    wait_until_published(cluster, "wide", &[("10.244.2.1", 8080)]).await;
     cluster.patch("/api/v1/namespaces/default", json!({ "metadata": { "labels": { "team": "a" } } })).await;
-    is_published(cluster, "wide", &[("10.244.1.1", 8080), ("10.244.2.1", 8080)]).await;
+    wait_until_published(cluster, "wide", &[("10.244.1.1", 8080), ("10.244.2.1", 8080)]).await;
     cluster.patch("/api/v1/namespaces/lab", json!({ "metadata": { "labels": { "team": "b" } } })).await;
-    is_published(cluster, "wide", &[("10.244.1.1", 8080)]).await;
+    wait_until_published(cluster, "wide", &[("10.244.1.1", 8080)]).await;
     cluster.delete(&format!("{}/wide", balancing())).await;
-    is_published(cluster, "wide", &[]).await;
+    wait_until_published(cluster, "wide", &[]).await;
 }
 
-/// The agent's own way of reporting, with what its facts add up to.
-async fn nodes_report(cluster: &Cluster<'_>, path: &str) {
+/// Reports as an agent does, with the digest of its objects.
+async fn reports_of_nodes_become_the_programmed_condition(cluster: &Cluster<'_>, path: &str) {
     cluster.create_node("node-1", "172.31.0.11", json!([])).await;
     cluster.create("/api/v1/namespaces", json!({ "metadata": { "name": "beeline-reports" } })).await;
-    has_condition(cluster, path, "Programmed", "False", "Pending").await;
-    let (reports, what) = watch::channel::<Option<Report>>(None);
+    wait_for_condition(cluster, path, "Programmed", "False", "Pending").await;
+    let (reports, report) = watch::channel::<Option<RolloutReport>>(None);
     let period = Duration::from_millis(500);
-    let server = Server { reports: Some(Reports { what, period }), ..cluster.server() };
-    let mut listener = Listener::to(server);
-    listener.until("the policy is known", |l| l.last.synced && l.said.policies.len() == 1).await;
-    let mut tally = Tally::default();
-    for policy in listener.said.policies.values() {
-        tally.apply(&Fact::Policy(policy.clone()));
+    let server = ApiServerSource { reports: Some(ReportSettings { report, period }), ..cluster.server() };
+    let mut reader = SourceReader::start(server);
+    reader.wait_until("the policy is read", |r| r.last.synced && r.state.policies.len() == 1).await;
+    let mut digests = DigestTracker::default();
+    for policy in reader.state.policies.values() {
+        digests.apply(&Change::Upsert(Object::Policy(policy.clone())));
     }
-    reports.send_replace(Some(tally.report(Vec::new())));
-    has_condition(cluster, path, "Programmed", "True", "Programmed").await;
+    reports.send_replace(Some(digests.report(Vec::new())));
+    wait_for_condition(cluster, path, "Programmed", "True", "Programmed").await;
     assert_eq!(cluster.get(path).await["status"]["nodes"]["text"], "1/1");
     let failing =
-        beeline_model::report::Failing { policy: "BalancingPolicy default/api".into(), reason: "full".into() };
-    reports.send_replace(Some(tally.report(vec![failing])));
-    has_condition(cluster, path, "Programmed", "False", "Failing").await;
+        beeline_model::rollout::FailingPolicy { policy: "BalancingPolicy default/api".into(), reason: "full".into() };
+    reports.send_replace(Some(digests.report(vec![failing])));
+    wait_for_condition(cluster, path, "Programmed", "False", "Failing").await;
     assert!(condition(cluster, path, "Programmed").await.2.contains("node-1 (full)"));
-    reports.send_replace(Some(tally.report(Vec::new())));
-    has_condition(cluster, path, "Programmed", "True", "Programmed").await;
-    // Another generation, of which the node has not said anything.
+    reports.send_replace(Some(digests.report(Vec::new())));
+    wait_for_condition(cluster, path, "Programmed", "True", "Programmed").await;
+    // A new generation that the node has not reported yet.
     let merge = json!({ "spec": { "config": { "enableOutCluster": false } } });
     cluster.patch(path, merge).await;
-    has_condition(cluster, path, "Programmed", "False", "Pending").await;
+    wait_for_condition(cluster, path, "Programmed", "False", "Pending").await;
     let seen = cluster.get(path).await;
     assert_eq!(seen["status"]["observedGeneration"], seen["metadata"]["generation"]);
 }
 
-async fn made_again(cluster: &Cluster<'_>, path: &str) {
+async fn a_policy_that_is_created_again_gets_new_slices(cluster: &Cluster<'_>, path: &str) {
     let before = cluster.get(path).await["metadata"]["uid"].clone();
     cluster.delete(path).await;
-    is_published(cluster, "api", &[]).await;
-    cluster.create(&balancing(), blp("api", "web", "web")).await;
-    is_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
+    wait_until_published(cluster, "api", &[]).await;
+    cluster.create(&balancing(), balancing_policy("api", "web", "web")).await;
+    wait_until_published(cluster, "api", &[("10.244.1.1", 8080)]).await;
     let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=beeline.dev%2Fpolicy%3Dapi";
     let owner = cluster.get(slices).await["items"][0]["metadata"]["ownerReferences"][0]["uid"].clone();
     let now = cluster.get(path).await["metadata"]["uid"].clone();
     assert!(owner == now && now != before, "{before} {now} {owner}");
-    has_condition(cluster, path, "Accepted", "True", "Accepted").await;
+    wait_for_condition(cluster, path, "Accepted", "True", "Accepted").await;
     assert_eq!(cluster.get(path).await["status"]["observedGeneration"], 1);
 }
 
 async fn nodes_are_published(cluster: &Cluster<'_>) {
     cluster.create_node("node-2", "172.31.0.12", json!([])).await;
-    let server = Server { nodes: Nodes::Controller, ..cluster.server() };
-    let mut listener = Listener::to(server);
-    let has = |l: &Listener, name: &str| l.said.nodes.keys().any(|(_, node)| &**node == name);
-    listener.until("the other node is known", |l| has(l, "node-1") && has(l, "node-2")).await;
+    let server = ApiServerSource { nodes: NodeScope::Controller, ..cluster.server() };
+    let mut reader = SourceReader::start(server);
+    let has = |r: &SourceReader, name: &str| r.state.nodes.keys().any(|(_, node)| &**node == name);
+    reader.wait_until("both nodes are read", |r| has(r, "node-1") && has(r, "node-2")).await;
     let entry = json!({ "metadata": { "annotations": { "beeline.dev/entry-address": "10.9.0.2" } } });
     cluster.patch("/api/v1/nodes/node-2", entry).await;
-    listener.until("its entry is known", |l| l.said.nodes.values().any(|node| node.entry.len() == 1)).await;
-    // What is said of nodes elsewhere is not believed.
+    reader.wait_until("the entry address is read", |r| r.state.nodes.values().any(|node| node.entry.len() == 1)).await;
+    // Node slices in other namespaces are refused.
     let forged = json!({
         "metadata": { "name": "forged", "labels": { "beeline.dev/nodes": "InternalIP" } },
         "addressType": "IPv4", "ports": [],
         "endpoints": [{ "addresses": ["192.0.2.1"], "nodeName": "node-9" }],
     });
     cluster.create("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", forged).await;
-    listener.until("it is refused", |l| l.said.refusals.iter().any(|r| r.reason == "wrongNamespace")).await;
-    assert!(!has(&listener, "node-9"));
+    reader.wait_until("the slice is refused", |r| r.state.refusals.iter().any(|r| r.reason == "wrongNamespace")).await;
+    assert!(!has(&reader, "node-9"));
     cluster.delete("/api/v1/nodes/node-2").await;
-    listener.until("the node is gone", |l| !has(l, "node-2")).await;
+    reader.wait_until("the deleted node is removed", |r| !has(r, "node-2")).await;
 }
 
 #[test]
-fn refuses_what_needs_other_objects_to_tell() {
+fn the_webhook_refuses_conflicts_and_missing_rights() {
     with_cluster(async |cluster: &mut Cluster| {
         install(cluster).await;
         cluster.create_service("web", "10.96.1.1").await;
         let controller = Controller::start(cluster, 0, &[]);
-        controller.until_ready().await;
-        install_hooks(cluster, 9443).await;
-        cluster.create(&balancing(), blp("first", "web", "web")).await;
-        has_condition(cluster, &format!("{}/first", balancing()), "Accepted", "True", "Accepted").await;
+        controller.wait_until_ready().await;
+        install_webhooks(cluster, 9443).await;
+        cluster.create(&balancing(), balancing_policy("first", "web", "web")).await;
+        wait_for_condition(cluster, &format!("{}/first", balancing()), "Accepted", "True", "Accepted").await;
         conflicts(cluster).await;
         virtual_addresses(cluster).await;
         rights(cluster).await;
@@ -379,36 +384,36 @@ fn refuses_what_needs_other_objects_to_tell() {
 }
 
 async fn conflicts(cluster: &Cluster<'_>) {
-    let said = refused(cluster, &balancing(), &blp("second", "web", "web")).await;
-    let wanted = "BalancingPolicy default/second: BalancingPolicy default/first is for the Service default/web, port 80/TCP already";
-    assert!(said.contains(wanted), "{said}");
-    let mut redirect = blp("third", "web", "web");
+    let message = create_refused(cluster, &balancing(), &balancing_policy("second", "web", "web")).await;
+    let wanted = "BalancingPolicy default/second: BalancingPolicy default/first already matches the Service default/web, port 80/TCP";
+    assert!(message.contains(wanted), "{message}");
+    let mut redirect = balancing_policy("third", "web", "web");
     redirect["kind"] = json!("LocalRedirectPolicy");
     redirect["spec"]["backend"] = json!({
         "endpointSelector": { "matchLabels": { "app": "web" } },
         "toPorts": [{ "name": "http", "port": 8080, "protocol": "TCP" }],
     });
-    let said = refused(cluster, &redirects(), &redirect).await;
-    assert!(said.contains("BalancingPolicy default/first is for the Service default/web"), "{said}");
-    // Services that do not exist yet are no hindrance, and neither is a change of the same policy.
-    cluster.create(&balancing(), blp("later", "not-there", "web")).await;
+    let message = create_refused(cluster, &redirects(), &redirect).await;
+    assert!(message.contains("BalancingPolicy default/first is for the Service default/web"), "{message}");
+    // A policy for a Service that does not exist yet is accepted, and so is a change of the same policy.
+    cluster.create(&balancing(), balancing_policy("later", "not-there", "web")).await;
     let patch = json!({ "spec": { "config": { "enableOutCluster": false } } });
     cluster.patch(&format!("{}/first", balancing()), patch).await;
 }
 
 async fn virtual_addresses(cluster: &Cluster<'_>) {
-    let said = refused(cluster, &balancing(), &virtual_blp("v", "10.1.2.3")).await;
-    assert!(said.contains("virtual address 10.1.2.3") && said.contains("--virtual-ranges"), "{said}");
-    let said = refused(cluster, &balancing(), &virtual_blp("v", "169.254.169.254")).await;
-    assert!(said.contains("metadata"), "{said}");
+    let message = create_refused(cluster, &balancing(), &virtual_address_policy("v", "10.1.2.3")).await;
+    assert!(message.contains("virtual address 10.1.2.3") && message.contains("--virtual-address-cidrs"), "{message}");
+    let message = create_refused(cluster, &balancing(), &virtual_address_policy("v", "169.254.169.254")).await;
+    assert!(message.contains("metadata"), "{message}");
     cluster.create_node("node-7", "169.254.7.7", json!([])).await;
-    until("the node's address is known", async || {
+    wait_until("the node's address is known", async || {
         let path = format!("{}?dryRun=All", balancing());
-        matches!(cluster.request("POST", &path, &virtual_blp("v", "169.254.7.7")).await,
+        matches!(cluster.request("POST", &path, &virtual_address_policy("v", "169.254.7.7")).await,
             Err(kube::Error::Api(status)) if status.message.contains("is the address of Node node-7: choose another"))
     })
     .await;
-    cluster.create(&balancing(), virtual_blp("v", "169.254.0.90")).await;
+    cluster.create(&balancing(), virtual_address_policy("v", "169.254.0.90")).await;
 }
 
 async fn rights(cluster: &Cluster<'_>) {
@@ -424,73 +429,78 @@ async fn rights(cluster: &Cluster<'_>) {
     let write = rule(json!(["*"]), json!(["balancingpolicies", "localredirectpolicies"]));
     cluster.create(&format!("{rbac}/clusterroles"), json!({ "metadata": { "name": "writer" }, "rules": write })).await;
     cluster.create(&format!("{rbac}/clusterrolebindings"), bind("writer")).await;
-    // Every right in her namespace is not this one.
+    // All rights in her namespace do not include this right.
     let all = json!([{ "apiGroups": ["*"], "verbs": ["*"], "resources": ["*"] }]);
     cluster.create(&format!("{rbac}/clusterroles"), json!({ "metadata": { "name": "owner" }, "rules": all })).await;
     cluster.create(&format!("{rbac}/namespaces/default/rolebindings"), bind("owner")).await;
-    let own = blp("alices", "alices", "web");
-    until("alice may write policies", async || create_as(cluster, "alice", &balancing(), &own).await.is_ok()).await;
-    let said = create_as(cluster, "alice", &balancing(), &virtual_blp("reach", "169.254.0.91")).await.unwrap_err();
-    assert!(said.contains("alice has no right to that") && said.contains("clusterscopes"), "{said}");
-    let mut wide = blp("wide", "wide", "web");
+    let own = balancing_policy("alices", "alices", "web");
+    wait_until("alice may write policies", async || create_as(cluster, "alice", &balancing(), &own).await.is_ok())
+        .await;
+    let message =
+        create_as(cluster, "alice", &balancing(), &virtual_address_policy("reach", "169.254.0.91")).await.unwrap_err();
+    assert!(message.contains("alice has no right to that") && message.contains("clusterscopes"), "{message}");
+    let mut wide = balancing_policy("wide", "wide", "web");
     wide["spec"]["backend"]["serviceEndpoint"]["namespaceSelector"] = json!({});
-    let said = create_as(cluster, "alice", &balancing(), &wide).await.unwrap_err();
-    assert!(said.contains("pods of other namespaces"), "{said}");
-    let mut outside = blp("outside", "outside", "web");
+    let message = create_as(cluster, "alice", &balancing(), &wide).await.unwrap_err();
+    assert!(message.contains("pods of other namespaces"), "{message}");
+    let mut outside = balancing_policy("outside", "outside", "web");
     outside["spec"]["backend"] = json!({ "addressEndpoint": {
         "addresses": ["192.0.2.1"], "toPorts": [{ "name": "http", "port": 80, "protocol": "TCP" }] } });
-    let said = create_as(cluster, "alice", &balancing(), &outside).await.unwrap_err();
-    assert!(said.contains("addressEndpoint leads to addresses"), "{said}");
+    let message = create_as(cluster, "alice", &balancing(), &outside).await.unwrap_err();
+    assert!(message.contains("addressEndpoint uses addresses"), "{message}");
     let use_it = rule(json!(["use"]), json!(["clusterscopes"]));
     cluster.create(&format!("{rbac}/clusterroles"), json!({ "metadata": { "name": "scope" }, "rules": use_it })).await;
     cluster.create(&format!("{rbac}/clusterrolebindings"), bind("scope")).await;
-    until("alice may reach", async || create_as(cluster, "alice", &balancing(), &wide).await.is_ok()).await;
+    wait_until("alice has the right", async || create_as(cluster, "alice", &balancing(), &wide).await.is_ok()).await;
     create_as(cluster, "alice", &balancing(), &outside).await.unwrap();
 }
 
 async fn without_a_controller(cluster: &Cluster<'_>, controller: Controller) {
     drop(controller);
-    cluster.create(&balancing(), blp("second", "web", "web")).await;
-    let said = refused(cluster, &balancing(), &virtual_blp("v2", "169.254.0.92")).await;
-    assert!(said.contains("failed calling webhook \"reach.policies.beeline.dev\""), "{said}");
-    // What is there can be deleted, and labelled, at any time.
+    cluster.create(&balancing(), balancing_policy("second", "web", "web")).await;
+    let message = create_refused(cluster, &balancing(), &virtual_address_policy("v2", "169.254.0.92")).await;
+    assert!(message.contains("failed calling webhook \"reach.policies.beeline.dev\""), "{message}");
+    // Existing policies can be deleted and labelled at any time.
     cluster.patch(&format!("{}/v", balancing()), json!({ "metadata": { "labels": { "x": "y" } } })).await;
     cluster.delete(&format!("{}/v", balancing())).await;
     let controller = Controller::start(cluster, 0, &[]);
-    controller.until_ready().await;
-    has_condition(cluster, &format!("{}/second", balancing()), "Accepted", "False", "Conflict").await;
+    controller.wait_until_ready().await;
+    wait_for_condition(cluster, &format!("{}/second", balancing()), "Accepted", "False", "Conflict").await;
     let (_, _, message) = condition(cluster, &format!("{}/second", balancing()), "Accepted").await;
     assert!(message.contains("Conflict at 80/TCP (BalancingPolicy default/first is older)"), "{message}");
     cluster.delete(&format!("{}/first", balancing())).await;
-    has_condition(cluster, &format!("{}/second", balancing()), "Accepted", "True", "Accepted").await;
+    wait_for_condition(cluster, &format!("{}/second", balancing()), "Accepted", "True", "Accepted").await;
 }
 
 #[test]
-fn another_takes_over_and_certificates_change_under_load() {
+fn another_replica_takes_over_and_certificates_change_under_load() {
     with_cluster(async |cluster: &mut Cluster| {
         install(cluster).await;
         cluster.create_service("web", "10.96.1.1").await;
-        let life = ["--certificate-life", "36s"];
+        let life = ["--certificate-lifetime", "36s"];
         let first = Controller::start(cluster, 0, &life);
-        first.until_ready().await;
+        first.wait_until_ready().await;
         let second = Controller::start(cluster, 1, &life);
-        second.until_ready().await;
-        assert!(first.leads().await && !second.leads().await);
-        // Who does not lead answers, too.
-        install_hooks(cluster, 9444).await;
-        cluster.create(&balancing(), blp("first", "web", "web")).await;
-        until("the other replica knows it", async || asks_well(cluster).await.is_ok()).await;
+        second.wait_until_ready().await;
+        assert!(first.is_leader().await && !second.is_leader().await);
+        // A replica that is not the leader answers too.
+        install_webhooks(cluster, 9444).await;
+        cluster.create(&balancing(), balancing_policy("first", "web", "web")).await;
+        wait_until("the other replica refuses the conflict", async || check_webhook(cluster).await.is_ok()).await;
         certificates_change(cluster).await;
         drop(first);
         create_pod(cluster, "default", "a", "10.244.1.1", 8080).await;
-        is_published(cluster, "first", &[("10.244.1.1", 8080)]).await;
-        assert!(second.leads().await);
+        wait_until_published(cluster, "first", &[("10.244.1.1", 8080)]).await;
+        assert!(second.is_leader().await);
     });
 }
 
-/// A conflict is refused by us, and by nothing else: an API server that cannot reach or verify us would let it pass.
-async fn asks_well(cluster: &Cluster<'_>) -> Result<(), String> {
-    match cluster.request("POST", &format!("{}?dryRun=All", balancing()), &blp("second", "web", "web")).await {
+/// Checks that a conflict is refused by the webhook. An API server that cannot reach or verify it would accept the policy.
+async fn check_webhook(cluster: &Cluster<'_>) -> Result<(), String> {
+    match cluster
+        .request("POST", &format!("{}?dryRun=All", balancing()), &balancing_policy("second", "web", "web"))
+        .await
+    {
         Err(kube::Error::Api(status)) if status.message.contains("is for the Service default/web") => Ok(()),
         other => Err(format!("{other:?}")),
     }
@@ -498,15 +508,14 @@ async fn asks_well(cluster: &Cluster<'_>) -> Result<(), String> {
 
 async fn certificates_change(cluster: &Cluster<'_>) {
     let secret = "/api/v1/namespaces/kube-system/secrets/beeline-controller-tls";
-    let (mut seen, mut asked, start) = (std::collections::BTreeSet::new(), 0, Instant::now());
-    while seen.len() < 3 {
-        assert!(start.elapsed() < PATIENCE, "{} certificates after {PATIENCE:?}", seen.len());
-        seen.insert(cluster.get(secret).await["data"]["tls.crt"].as_str().unwrap_or_default().to_owned());
-        // A new connection each, so that the certificate is really looked at, is the API server's business: it keeps
-        // its connections for a while, and opens others as they go.
-        asks_well(cluster).await.unwrap_or_else(|said| panic!("after {asked} good answers: {said}"));
-        asked += 1;
+    let (mut certificates, mut admissions, start) = (std::collections::BTreeSet::new(), 0, Instant::now());
+    while certificates.len() < 3 {
+        assert!(start.elapsed() < TIMEOUT, "{} certificates after {TIMEOUT:?}", certificates.len());
+        certificates.insert(cluster.get(secret).await["data"]["tls.crt"].as_str().unwrap_or_default().to_owned());
+        // The API server opens new connections from time to time, and verifies the certificate on each of them.
+        check_webhook(cluster).await.unwrap_or_else(|message| panic!("after {admissions} admissions: {message}"));
+        admissions += 1;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(asked > 50, "{asked} admissions");
+    assert!(admissions > 50, "{admissions} admissions");
 }

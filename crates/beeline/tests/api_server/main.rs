@@ -1,24 +1,24 @@
-//! A real API server as the source: etcd and kube-apiserver of the kit, in a network namespace of the test's own, and all
-//! that an API server does to whoever follows it.
+//! Tests with a real API server: etcd and kube-apiserver of the kit, in a private network namespace. They cover the API
+//! server as a source, the agent, the controller, joining hosts, and failures of the server.
 //!
 //!     cargo test -p beeline --test api_server
 //!
-//! The programs are looked for in BEELINE_KIT_BIN, else in $BEELINE_CACHE/kit/bin (~/.cache/beeline/kit/bin), else on the
-//! path. Where they are missing the tests fail and say so.
+//! The programs are searched in BEELINE_KIT_BIN, or in $BEELINE_CACHE/kit/bin (~/.cache/beeline/kit/bin), and then on the
+//! path. The tests fail if they are missing.
 
 mod agent;
-mod answer;
 mod cluster;
 mod controller;
 mod credential;
-mod follow;
-mod front;
+mod intercepting_proxy;
 mod join;
-mod listener;
-mod memory;
 mod outage;
 mod plan;
 mod policy;
-mod policy_right;
+mod policy_rights;
 mod proxy;
-mod several;
+mod snapshot;
+mod source_reader;
+mod two_clusters;
+mod unusual_responses;
+mod watch;

@@ -7,11 +7,11 @@ use std::process::{Command, Output};
 const BEELINE: &str = env!("CARGO_BIN_EXE_beeline");
 
 fn plan(kubeconfig: &str, args: &[&str]) -> Output {
-    let own = ["plan", "--kubeconfig", kubeconfig, "--nodes", "watch"];
+    let own = ["plan", "--kubeconfig", kubeconfig, "--node-source", "watch"];
     Command::new(BEELINE).args(own).args(args).output().unwrap()
 }
 
-/// The exit code and what was said.
+/// The exit code and the error message.
 fn failure(output: &Output) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
@@ -21,7 +21,7 @@ fn row<'a>(plan: &'a Value, address: &str) -> &'a Value {
 }
 
 #[test]
-fn plans_for_the_objects_of_now() {
+fn plan_uses_the_current_objects() {
     with_cluster(async |cluster: &mut Cluster| {
         cluster.create_node("node-1", "172.31.0.11", json!([])).await;
         cluster.create_node("node-2", "172.31.0.12", json!([])).await;
@@ -35,15 +35,15 @@ fn plans_for_the_objects_of_now() {
             assert!(output.status.success(), "{}", failure(&output).1);
             serde_json::from_slice(&output.stdout).unwrap()
         };
-        assert_eq!(row(&planned("node-1"), "10.96.1.1")["backends"], json!(["10.244.1.2:8080"]), "its own endpoint");
-        assert_eq!(row(&planned("node-2"), "10.96.1.1")["backends"], json!([]), "the same objects, another node");
+        assert_eq!(row(&planned("node-1"), "10.96.1.1")["backends"], json!(["10.244.1.2:8080"]), "the local endpoint");
+        assert_eq!(row(&planned("node-2"), "10.96.1.1")["backends"], json!([]), "another node has no local endpoint");
         let table = plan(&kubeconfig, &["--node-name", "node-1"]);
         assert!(String::from_utf8_lossy(&table.stdout).contains("default/web"), "{table:?}");
-        it_says_why_it_cannot(cluster, &kubeconfig).await;
+        errors_name_their_cause(cluster, &kubeconfig).await;
     });
 }
 
-async fn it_says_why_it_cannot(cluster: &mut Cluster<'_>, kubeconfig: &str) {
+async fn errors_name_their_cause(cluster: &mut Cluster<'_>, kubeconfig: &str) {
     let (code, text) = failure(&plan(kubeconfig, &["--node-name", "node-9"]));
     assert!(code == Some(3) && text.contains("no Node node-9") && text.contains("kubectl get nodes"), "{text}");
     let (code, text) = failure(&plan("/nowhere/config", &["--node-name", "node-1"]));
@@ -52,11 +52,11 @@ async fn it_says_why_it_cannot(cluster: &mut Cluster<'_>, kubeconfig: &str) {
     assert!(code == Some(1) && text.contains("other"), "{text}");
     let (code, text) = failure(&plan(kubeconfig, &["--node-name", "node-1", "--manifests", "/tmp"]));
     assert!(code == Some(1) && text.contains("give one of them"), "{text}");
-    let stranger = cluster.path("stranger");
-    std::fs::copy(kubeconfig, &stranger).unwrap();
-    let text = std::fs::read_to_string(&stranger).unwrap().replace("tokenFile", "unknown");
-    std::fs::write(&stranger, text).unwrap();
-    let (code, text) = failure(&plan(&stranger, &["--node-name", "node-1"]));
+    let unauthenticated = cluster.path("unauthenticated");
+    std::fs::copy(kubeconfig, &unauthenticated).unwrap();
+    let text = std::fs::read_to_string(&unauthenticated).unwrap().replace("tokenFile", "unknown");
+    std::fs::write(&unauthenticated, text).unwrap();
+    let (code, text) = failure(&plan(&unauthenticated, &["--node-name", "node-1"]));
     assert!(code == Some(1) && text.contains("cannot be listed") && text.contains("(40"), "{text}");
     cluster.stop_api();
     let (code, text) = failure(&plan(kubeconfig, &["--node-name", "node-1"]));

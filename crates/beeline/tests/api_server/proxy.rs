@@ -1,5 +1,5 @@
-//! A wire that can be cut or frozen: a TCP proxy before the API server. Frozen, it takes connections and bytes and lets
-//! nothing through, as a server whose machine hangs.
+//! A TCP proxy for the API server that can be frozen. A frozen proxy accepts connections and bytes but forwards nothing, as
+//! a server whose machine hangs.
 
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,14 +12,14 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    pub async fn before(server: &'static str) -> Proxy {
+    pub async fn start(server: &'static str) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         let frozen = Arc::new(watch::channel(false).0);
-        let held = frozen.clone();
+        let state = frozen.clone();
         tokio::spawn(async move {
-            while let Ok((near, _)) = listener.accept().await {
-                tokio::spawn(join(near, server, held.subscribe()));
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(forward(client, server, state.subscribe()));
             }
         });
         Proxy { url, frozen }
@@ -30,13 +30,13 @@ impl Proxy {
     }
 }
 
-async fn join(near: TcpStream, server: &'static str, frozen: watch::Receiver<bool>) {
-    let Ok(far) = TcpStream::connect(server).await else { return };
-    let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
-    tokio::join!(pass(near_in, far_out, frozen.clone()), pass(far_in, near_out, frozen));
+async fn forward(client: TcpStream, server: &'static str, frozen: watch::Receiver<bool>) {
+    let Ok(upstream) = TcpStream::connect(server).await else { return };
+    let ((client_in, client_out), (server_in, server_out)) = (client.into_split(), upstream.into_split());
+    tokio::join!(copy(client_in, server_out, frozen.clone()), copy(server_in, client_out, frozen));
 }
 
-async fn pass(
+async fn copy(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
     mut frozen: watch::Receiver<bool>,
@@ -44,7 +44,7 @@ async fn pass(
     let mut bytes = vec![0; 16 << 10];
     loop {
         let Ok(count) = from.read(&mut bytes).await else { return };
-        // What was under way when it froze stays under way for ever: a thaw is for new connections.
+        // A connection that was open during a freeze stays stuck. Only new connections work afterwards.
         if *frozen.borrow_and_update() {
             return std::future::pending().await;
         }

@@ -1,8 +1,8 @@
-//! The cloud: an API server with the controllers that make endpoints and gather roles, cloudcore, and a node with
+//! The cloud side: an API server with the controllers for endpoints and aggregated roles, cloudcore, and a node with
 //! kube-proxy.
 
-use crate::cluster::{Cluster, NODES, PATIENCE, SERVICES, TOKEN, program};
-use beeline_harness::{Lab, Running};
+use crate::cluster::{Cluster, NODES, SERVICES, TIMEOUT, TOKEN, program};
+use beeline_harness::{RunningProgram, TestNetwork};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -12,56 +12,56 @@ pub const PODS: &str = "/api/v1/namespaces/default/pods";
 
 /// Fields are dropped in this order.
 pub struct Cloud<'a> {
-    core: Option<Running>,
-    proxy: Option<Running>,
-    _controllers: Running,
+    core: Option<RunningProgram>,
+    proxy: Option<RunningProgram>,
+    _controllers: RunningProgram,
     pub cluster: Cluster<'a>,
 }
 
-/// What the kit has copied from KubeEdge's module.
+/// A file that the kit copied from the KubeEdge module.
 fn kubeedge(name: &str) -> PathBuf {
     program("edgecore").parent().unwrap().with_file_name("edge").join(name)
 }
 
 impl<'a> Cloud<'a> {
-    /// Cloudcore does not run yet.
-    pub async fn start(lab: &'a Lab) -> Cloud<'a> {
-        let cluster = Cluster::start_at(lab, &lab.outside, lab.outside.v4, 0).await;
+    /// Starts everything except cloudcore.
+    pub async fn start(network: &'a TestNetwork) -> Cloud<'a> {
+        let cluster = Cluster::start_at(network, &network.outside, network.outside.v4, 0).await;
         let admin = kubeconfig(&cluster, "admin", TOKEN);
-        let controllers = lab.outside.program(program("kube-controller-manager")).unwrap();
+        let controllers = network.outside.program(program("kube-controller-manager")).unwrap();
         let key = format!("--service-account-private-key-file={}", cluster.path("account.key"));
         let only = [format!("--kubeconfig={admin}"), format!("--controllers={CONTROLLERS}"), key];
         let controllers = controllers.args(only).args(["--leader-elect=false"]).spawn().unwrap();
         let cloud = Cloud { core: None, proxy: None, _controllers: controllers, cluster };
         cloud.apply(&kubeedge("crds"));
-        cloud.open_account().await;
+        cloud.create_account().await;
         cloud
     }
 
-    /// Cloudcore's, as KubeEdge's chart makes it.
-    async fn open_account(&self) {
+    /// Creates the service account of cloudcore, as the chart of KubeEdge does.
+    async fn create_account(&self) {
         self.cluster.create("/api/v1/namespaces", json!({ "metadata": { "name": "kubeedge" } })).await;
         let accounts = "/api/v1/namespaces/kubeedge/serviceaccounts";
         self.cluster.create(accounts, json!({ "metadata": { "name": "cloudcore" } })).await;
         let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
-        let given = self.cluster.request("POST", &format!("{accounts}/cloudcore/token"), &request).await.unwrap();
-        kubeconfig(&self.cluster, "cloudcore", given["status"]["token"].as_str().unwrap());
+        let response = self.cluster.request("POST", &format!("{accounts}/cloudcore/token"), &request).await.unwrap();
+        kubeconfig(&self.cluster, "cloudcore", response["status"]["token"].as_str().unwrap());
     }
 
-    /// On c1, whose Node it must find.
+    /// Starts kube-proxy on c1, whose Node must exist.
     pub fn start_proxy(&mut self) {
         self.proxy = Some(proxy(&self.cluster));
     }
 
     pub fn apply(&self, path: &Path) {
-        let kubectl = self.cluster.lab.outside.program(program("kubectl")).unwrap().limit(PATIENCE);
+        let kubectl = self.cluster.network.outside.program(program("kubectl")).unwrap().limit(TIMEOUT);
         let admin = format!("--kubeconfig={}", self.cluster.path("admin.json"));
         let output = kubectl.args([admin.as_ref(), "apply".as_ref(), "-R".as_ref(), "-f".as_ref(), path.as_os_str()]);
         let output = output.run().unwrap();
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// The rights of KubeEdge's own chart, without these resources.
+    /// Grants the rights of the KubeEdge chart, without these resources.
     pub async fn grant(&self, without: &[&str]) {
         let roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
         let gathered = json!({ "matchLabels": { "rbac/aggregate-to-cloudcore": "true" } });
@@ -76,7 +76,7 @@ impl<'a> Cloud<'a> {
         let mut text = std::fs::read_to_string(kubeedge("rbac_cloudcore.yaml")).unwrap();
         for resource in without {
             let quoted = format!("\"{resource}\", ");
-            assert!(text.contains(&quoted), "KubeEdge's own role has {resource}");
+            assert!(text.contains(&quoted), "the role of KubeEdge lacks {resource}");
             text = text.replace(&quoted, "");
         }
         let file = self.cluster.dir.path().join("rbac.yaml");
@@ -84,7 +84,7 @@ impl<'a> Cloud<'a> {
         self.apply(&file);
     }
 
-    /// Cloudcore may list slices, too: what it makes of them is another matter.
+    /// Allows cloudcore to list EndpointSlices.
     pub async fn grant_slices(&self) {
         let rule = json!({ "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"],
             "verbs": ["get", "list", "watch"] });
@@ -94,7 +94,7 @@ impl<'a> Cloud<'a> {
     }
 
     pub fn connect(&mut self) {
-        let (dir, address) = (self.cluster.path("cloudcore"), self.cluster.lab.outside.v4.to_string());
+        let (dir, address) = (self.cluster.path("cloudcore"), self.cluster.network.outside.v4.to_string());
         std::fs::create_dir_all(&dir).unwrap();
         let at = |name: &str| format!("{dir}/{name}");
         let hub = json!({
@@ -114,16 +114,16 @@ impl<'a> Cloud<'a> {
             },
         });
         std::fs::write(at("cloudcore.yaml"), config.to_string()).unwrap();
-        let core = self.cluster.lab.outside.program(program("cloudcore")).unwrap();
+        let core = self.cluster.network.outside.program(program("cloudcore")).unwrap();
         self.core = Some(core.args(["--config", &at("cloudcore.yaml")]).spawn().unwrap());
     }
 
-    /// Cloudcore ends, as in a crash.
+    /// Kills cloudcore.
     pub fn disconnect(&mut self) {
         self.core = None;
     }
 
-    /// With which an edge node joins; cloudcore makes it when it starts.
+    /// The token with which an edge node joins. Cloudcore creates it at its start.
     pub async fn token(&self) -> String {
         let start = Instant::now();
         let path = "/api/v1/namespaces/kubeedge/secrets/tokensecret";
@@ -133,8 +133,8 @@ impl<'a> Cloud<'a> {
                 let bytes = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, text).unwrap();
                 return String::from_utf8(bytes).unwrap();
             }
-            let log = || self.core.as_ref().map(Running::stderr).unwrap_or_default();
-            assert!(start.elapsed() < PATIENCE, "cloudcore makes no token: {}", log());
+            let log = || self.core.as_ref().map(RunningProgram::stderr).unwrap_or_default();
+            assert!(start.elapsed() < TIMEOUT, "cloudcore has not created a token: {}", log());
             tokio::time::sleep(std::time::Duration::from_millis(200)).await;
         }
     }
@@ -150,7 +150,7 @@ impl<'a> Cloud<'a> {
         self.cluster.patch(&format!("{NODES}/{name}/status"), status).await;
     }
 
-    /// One that runs and is ready.
+    /// Creates a running and ready pod.
     pub async fn pod(&self, name: &str, node: &str, address: &str, labels: Value) {
         let spec = json!({ "nodeName": node, "containers": [{ "name": "app", "image": "none" }] });
         self.cluster.create(PODS, json!({ "metadata": { "name": name, "labels": labels }, "spec": spec })).await;
@@ -161,31 +161,32 @@ impl<'a> Cloud<'a> {
         self.cluster.patch(&format!("{PODS}/{name}/status"), status).await;
     }
 
-    /// Its pods are those with its name as a label. `node_port` 0: none.
+    /// Creates a Service that selects pods by a label with its name. `node_port` 0 means no NodePort.
     pub async fn service(&self, name: &str, ip: &str, port: &str, node_port: u16) {
         let mut spec = json!({ "clusterIP": ip, "selector": { name: "yes" },
             "ports": [{ "name": port, "port": 80, "targetPort": 8080 }] });
         if node_port != 0 {
             spec["type"] = json!("NodePort");
-            // Else c1 may pick a pod of an edge node, which the cloud does not reach.
+            // With Cluster, c1 could pick a pod of an edge node, which it cannot reach.
             spec["externalTrafficPolicy"] = json!("Local");
             spec["ports"][0]["nodePort"] = json!(node_port);
         }
         self.cluster.create(SERVICES, json!({ "metadata": { "name": name }, "spec": spec })).await;
     }
 
-    /// Whether a pod belongs to a Service.
-    pub async fn label(&self, pod: &str, service: &str, is: bool) {
-        let label = if is { json!("yes") } else { Value::Null };
+    /// Adds a pod to a Service, or removes it.
+    pub async fn label(&self, pod: &str, service: &str, selected: bool) {
+        let label = if selected { json!("yes") } else { Value::Null };
         self.cluster.patch(&format!("{PODS}/{pod}"), json!({ "metadata": { "labels": { service: label } } })).await;
     }
 }
 
 impl Drop for Cloud<'_> {
     fn drop(&mut self) {
-        let said = [("cloudcore", &self.core), ("kube-proxy", &self.proxy)].map(|(name, part)| (name, part.as_ref()));
-        for (name, part) in said.into_iter().filter(|_| std::thread::panicking()) {
-            eprintln!("{name} said:\n{}", part.map(Running::stderr).unwrap_or_default());
+        let programs =
+            [("cloudcore", &self.core), ("kube-proxy", &self.proxy)].map(|(name, part)| (name, part.as_ref()));
+        for (name, part) in programs.into_iter().filter(|_| std::thread::panicking()) {
+            eprintln!("log of {name}:\n{}", part.map(RunningProgram::stderr).unwrap_or_default());
         }
     }
 }
@@ -197,15 +198,15 @@ fn kubeconfig(cluster: &Cluster, name: &str, token: &str) -> String {
     own
 }
 
-fn proxy(cluster: &Cluster) -> Running {
+fn proxy(cluster: &Cluster) -> RunningProgram {
     let config = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": "nftables", "hostnameOverride": "c1", "clusterCIDR": "10.244.0.0/16",
         "clientConnection": { "kubeconfig": cluster.path("admin.json") },
-        // The size of the connection table belongs to the machine.
+        // The connection tracking limits of the machine are not changed.
         "conntrack": { "maxPerCore": 0, "min": 0 },
     });
     std::fs::write(cluster.path("proxy-config.json"), config.to_string()).unwrap();
-    let proxy = cluster.lab.nodes[1].host.program(program("kube-proxy")).unwrap();
+    let proxy = cluster.network.nodes[1].host.program(program("kube-proxy")).unwrap();
     proxy.args([format!("--config={}", cluster.path("proxy-config.json"))]).spawn().unwrap()
 }

@@ -1,5 +1,5 @@
-//! KubeEdge's own programs: cloudcore in the cloud, edgecore on an edge node, and the agent there, which reads edgecore's
-//! cache and nothing else.
+//! Tests with the programs of KubeEdge: cloudcore in the cloud, edgecore on an edge node, and an agent there that reads only
+//! the cache of edgecore.
 //!
 //! ```text
 //!   outside 172.31.0.1          etcd, kube-apiserver, kube-controller-manager, cloudcore
@@ -8,15 +8,15 @@
 //!   node-3  172.31.0.13  e2     another edge node: pod-c
 //! ```
 //!
-//! e1 has no route to any pod but its own. `make test-edge` builds what is needed (`kit build --edge`).
+//! e1 has a route only to its own pod. `make test-edge` builds the programs (`kit build --edge`).
 
 #[path = "../api_server/cluster.rs"]
-#[allow(dead_code)] // What the other tests need is not all needed here.
+#[allow(dead_code)] // The other tests use more of it.
 mod cluster;
-#[path = "../api_server/listener.rs"]
+#[path = "../api_server/source_reader.rs"]
 #[allow(dead_code)]
-mod listener;
+mod source_reader;
 
 mod cloud;
 mod edge;
-mod story;
+mod edge_node;

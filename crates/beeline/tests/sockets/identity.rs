@@ -1,11 +1,11 @@
-//! Who dialled: pods by their cgroups, as the kubelet names them under both drivers and in every QoS class, here in real
-//! cgroups that stand where the kubelet's would; and pods that ask to be left alone.
+//! Attribution of dials to pods by their cgroups, for both cgroup drivers of the kubelet and every QoS class, and pods that
+//! opt out of resolution.
 
+use crate::address_kinds::assert_resolved;
 use crate::agent::{monitor, web};
-use crate::ground::{Ground, Object, eventually};
-use crate::kind::reach;
-use crate::refuse::untouched;
-use beeline_harness::{Cgroup, Client, Dial, Kind, Lab};
+use crate::fixture::{AgentFixture, ManifestFile, wait_until};
+use crate::refusal::assert_untouched;
+use beeline_harness::{Cgroup, Client, DialKind, DialRequest, TestNetwork};
 use serde_json::json;
 
 const CONTAINER: &str = "4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a4f2a";
@@ -14,7 +14,7 @@ fn uid(number: usize) -> String {
     format!("0c9a3a3e-5b1f-4c3d-9a55-6f0e3f1d2b1{number}")
 }
 
-/// The levels below the node's cgroup, one pod a layout.
+/// Cgroup paths below the node's cgroup, one pod per layout.
 fn layouts() -> Vec<Vec<String>> {
     let systemd = |number| uid(number).replace('-', "_");
     let scope = format!("cri-containerd-{CONTAINER}.scope");
@@ -40,70 +40,70 @@ fn layouts() -> Vec<Vec<String>> {
     ]
 }
 
-fn ground(annotations: &serde_json::Value) -> Ground {
-    let lab = Lab::new(2).unwrap();
-    let mut objects = vec![Object::service("web", 10).at(&[(lab.pod(0), "node-1")])];
-    let pod = |number| Object::pod(&format!("cart-{number}"), &uid(number), CONTAINER, annotations.clone());
+fn fixture_with_pods(annotations: &serde_json::Value) -> AgentFixture {
+    let network = TestNetwork::new(2).unwrap();
+    let mut objects = vec![ManifestFile::service("web", 10).backed_by(&[(network.pod(0), "node-1")])];
+    let pod = |number| ManifestFile::pod(&format!("cart-{number}"), &uid(number), CONTAINER, annotations.clone());
     objects.extend((0..layouts().len()).map(pod));
-    Ground::on(lab, &objects, &["--events", "all"])
+    AgentFixture::with_manifests(network, &objects, &["--events", "all"])
 }
 
-/// All levels, the innermost last.
-fn make(ground: &Ground, levels: &[String]) -> Vec<Cgroup> {
-    let mut made: Vec<Cgroup> = Vec::new();
+/// Creates the cgroup of every level; the innermost is last.
+fn create_cgroups(fixture: &AgentFixture, levels: &[String]) -> Vec<Cgroup> {
+    let mut cgroups: Vec<Cgroup> = Vec::new();
     for level in levels {
-        let next = made.last().unwrap_or(&ground.lab.node().cgroup).child(level).unwrap();
-        made.push(next);
+        let next = cgroups.last().unwrap_or(&fixture.network.node().cgroup).child(level).unwrap();
+        cgroups.push(next);
     }
-    made
+    cgroups
 }
 
-fn client(ground: &Ground, cgroups: &[Cgroup]) -> Client {
-    Client::start(Some(&ground.lab.pod(1).namespace), cgroups.last()).unwrap()
+fn client(fixture: &AgentFixture, cgroups: &[Cgroup]) -> Client {
+    Client::start(Some(&fixture.network.pod(1).namespace), cgroups.last()).unwrap()
 }
 
 #[test]
 fn events_name_pod_and_container() {
-    let ground = ground(&json!({}));
-    let _server = ground.lab.pod(0).serve(8080).unwrap();
+    let fixture = fixture_with_pods(&json!({}));
+    let _server = fixture.network.pod(0).serve(8080).unwrap();
     for (number, levels) in layouts().iter().enumerate() {
-        let cgroups = make(&ground, levels);
-        let client = client(&ground, &cgroups);
+        let cgroups = create_cgroups(&fixture, levels);
+        let client = client(&fixture, &cgroups);
         let cgroup = cgroups.last().unwrap().id().unwrap().to_string();
-        let dial = || drop(reach(&client, &Dial::new(Kind::Tcp, web()[0]), &["pod-a"]));
+        let dial = || drop(assert_resolved(&client, &DialRequest::new(DialKind::Tcp, web()[0]), &["pod-a"]));
         let mut events = Vec::new();
-        // A cgroup that has just come is looked for at most twice a second.
-        eventually("the pod is known", || {
-            events = monitor(&ground, &["--cgroup", &cgroup], 1, dial);
+        // The agent looks for new cgroups at most twice a second.
+        wait_until("events name the pod", || {
+            events = monitor(&fixture, &["--cgroup", &cgroup], 1, dial);
             !events[0]["pod"].is_null()
         });
         let event = &events[0];
         let who = (&event["namespace"], &event["pod"], &event["container"]);
         assert_eq!(who, (&json!("shop"), &json!(format!("cart-{number}")), &json!("app")), "{levels:?}: {event}");
     }
-    let host = ground.lab.node().client().unwrap();
-    let dial = || drop(reach(&host, &Dial::new(Kind::Tcp, web()[0]), &["pod-a"]));
-    let events = monitor(&ground, &["--cgroup", &ground.lab.node().cgroup.id().unwrap().to_string()], 1, dial);
+    let host = fixture.network.node().client().unwrap();
+    let dial = || drop(assert_resolved(&host, &DialRequest::new(DialKind::Tcp, web()[0]), &["pod-a"]));
+    let events = monitor(&fixture, &["--cgroup", &fixture.network.node().cgroup.id().unwrap().to_string()], 1, dial);
     assert!(events[0]["pod"].is_null(), "{events:?}");
 }
 
 #[test]
-fn a_pod_may_ask_to_be_left_alone() {
-    let ground = ground(&json!({ "beeline.dev/resolve": "off" }));
-    let _server = ground.lab.pod(0).serve(8080).unwrap();
-    let _outside = ground.outside(&web()[..2]);
+fn an_annotation_excludes_a_pod_from_resolution() {
+    let fixture = fixture_with_pods(&json!({ "beeline.dev/resolve": "off" }));
+    let _server = fixture.network.pod(0).serve(8080).unwrap();
+    let _outside = fixture.serve_outside(&web()[..2]);
     for levels in &layouts() {
-        let cgroups = make(&ground, levels);
-        let client = client(&ground, &cgroups);
-        let name = |to| client.dial(&Dial::new(Kind::Tcp, to)).unwrap().name().to_owned();
-        eventually("the pod is left alone", || name(web()[0]) == "outside");
-        web().iter().for_each(|to| untouched(&client, *to, "outside"));
+        let cgroups = create_cgroups(&fixture, levels);
+        let client = client(&fixture, &cgroups);
+        let name = |to| client.dial(&DialRequest::new(DialKind::Tcp, to)).unwrap().name().to_owned();
+        wait_until("the pod is excluded from resolution", || name(web()[0]) == "outside");
+        web().iter().for_each(|to| assert_untouched(&client, *to, "outside"));
     }
-    reach(&ground.lab.node().client().unwrap(), &Dial::new(Kind::Tcp, web()[0]), &["pod-a"]);
-    // It thinks better of it.
-    let cgroups = make(&ground, &layouts()[1]);
-    let client = client(&ground, &cgroups);
-    ground.apply(&Object::pod("cart-1", &uid(1), CONTAINER, json!({})));
-    let name = |to| client.dial(&Dial::new(Kind::Tcp, to)).unwrap().name().to_owned();
-    eventually("the pod is resolved for again", || name(web()[0]) == "pod-a");
+    assert_resolved(&fixture.network.node().client().unwrap(), &DialRequest::new(DialKind::Tcp, web()[0]), &["pod-a"]);
+    // The annotation is removed.
+    let cgroups = create_cgroups(&fixture, &layouts()[1]);
+    let client = client(&fixture, &cgroups);
+    fixture.apply(&ManifestFile::pod("cart-1", &uid(1), CONTAINER, json!({})));
+    let name = |to| client.dial(&DialRequest::new(DialKind::Tcp, to)).unwrap().name().to_owned();
+    wait_until("dials of the pod are resolved again", || name(web()[0]) == "pod-a");
 }

@@ -1,14 +1,14 @@
-//! Real sockets on the real kernel: what a program sees when it dials a service, in private cgroups and namespaces.
+//! Dials of services through real sockets, with an agent in private cgroups and network namespaces.
 
-#[path = "../support/ground.rs"]
-mod ground;
+#[path = "../fixture/mod.rs"]
+mod fixture;
 
+mod address_kinds;
 mod agent;
 mod coexist;
 mod identity;
-mod kind;
-mod program;
-mod record;
-mod refuse;
-mod stale;
-mod trap;
+mod real_programs;
+mod refusal;
+mod socket_calls;
+mod socket_record;
+mod stale_udp;

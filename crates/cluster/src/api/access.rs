@@ -1,5 +1,5 @@
-//! How the API server is reached and who we are: read from disk anew whenever something fails, so that a rotated token,
-//! certificate or kubeconfig is taken up without a restart.
+//! The addresses of the API servers and the credentials. They are read from disk again after every failure, so that a
+//! rotated token, certificate or kubeconfig takes effect without a restart.
 
 use http::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -10,21 +10,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// A server that does not even accept within this time is as good as gone.
-const CONNECT: Duration = Duration::from_secs(5);
+/// A server that does not accept a connection within this time counts as failed.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub enum Access {
     Kubeconfig {
         path: PathBuf,
-        /// `None`: the file's current one.
+        /// `None` means the current context of the file.
         context: Option<String>,
     },
-    /// The pod's own service account.
+    /// The service account of the pod.
     InCluster {
-        /// Tried in turn; empty: the address from the environment, which is a service's.
+        /// Tried in turn. If empty, the Service address from the environment is used.
         servers: Vec<Uri>,
-        /// Where `token` and `ca.crt` are.
+        /// The folder with `token` and `ca.crt`.
         account: PathBuf,
     },
 }
@@ -33,17 +33,17 @@ pub enum Access {
 pub enum AccessError {
     #[error("kubeconfig {}: {source}", path.display())]
     Kubeconfig { path: PathBuf, source: Box<kube::config::KubeconfigError> },
-    #[error("{} cannot be read: {source}; a pod with a service account has it, elsewhere give a kubeconfig", path.display())]
+    #[error("cannot read {}: {source}; run in a pod with a service account, or use --kubeconfig", path.display())]
     Account { path: PathBuf, source: std::io::Error },
     #[error(
-        "KUBERNETES_SERVICE_HOST and _PORT are not set: run in a pod, or give --api-server, --kubeconfig or --manifests"
+        "KUBERNETES_SERVICE_HOST and _PORT are not set: run in a pod, or use --api-server, --kubeconfig or --manifests"
     )]
     NoEnvironment,
-    #[error("API server {0}: a URL such as https://192.0.2.1:6443")]
+    #[error("invalid API server {0}: expected a URL such as https://192.0.2.1:6443")]
     Server(String),
-    #[error("the credentials {access} are not there after {} s: does a plugin of the kubeconfig (exec) hang?", waited.as_secs())]
+    #[error("the credentials {access} are not available after {} s: check whether a credential plugin of the kubeconfig (exec) hangs", waited.as_secs())]
     Slow { access: String, waited: Duration },
-    #[error("no client for {server}: {source}")]
+    #[error("cannot create a client for {server}: {source}")]
     Client { server: Uri, source: Box<kube::Error> },
 }
 
@@ -67,17 +67,17 @@ impl Access {
         Ok(Access::InCluster { servers, account: SERVICE_ACCOUNT.into() })
     }
 
-    /// By the service address that every pod is told.
+    /// Whether the API server is reached at its Service address.
     pub fn is_service(&self) -> bool {
         matches!(self, Access::InCluster { servers, .. } if servers.is_empty())
     }
 
-    /// Whether all that it names is there. Says nothing about the server.
+    /// Checks that the files exist and can be parsed. The server is not contacted.
     pub async fn check(&self) -> Result<(), AccessError> {
         self.load(0).await.map(drop)
     }
 
-    /// How many servers there are to try.
+    /// The number of servers to choose from.
     pub(crate) fn servers(&self) -> usize {
         match self {
             Access::InCluster { servers, .. } => servers.len().max(1),
@@ -87,17 +87,17 @@ impl Access {
         }
     }
 
-    /// `turn`: which of the servers.
-    pub(crate) async fn load(&self, turn: usize) -> Result<kube::Config, AccessError> {
+    /// The configuration for server `number`, modulo the number of servers.
+    pub(crate) async fn load(&self, number: usize) -> Result<kube::Config, AccessError> {
         let mut config = match self {
-            Access::Kubeconfig { path, context } => from_kubeconfig(path, context.clone(), turn).await?,
+            Access::Kubeconfig { path, context } => from_kubeconfig(path, context.clone(), number).await?,
             Access::InCluster { servers, account } => {
-                let server = servers.get(turn % servers.len().max(1)).cloned();
+                let server = servers.get(number % servers.len().max(1)).cloned();
                 from_account(account, server.map_or_else(from_environment, Ok)?)?
             }
         };
-        config.connect_timeout = Some(CONNECT);
-        // What to do about a refusal is decided in one place.
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        // The watcher decides about retries.
         config.default_retry = false;
         Ok(config)
     }
@@ -105,27 +105,27 @@ impl Access {
 
 fn parse_server(text: &str) -> Result<Uri, AccessError> {
     let uri: Option<Uri> = text.parse().ok();
-    let whole = |uri: &Uri| matches!(uri.scheme_str(), Some("https" | "http")) && uri.host().is_some();
-    uri.filter(whole).ok_or_else(|| AccessError::Server(text.to_owned()))
+    let is_complete = |uri: &Uri| matches!(uri.scheme_str(), Some("https" | "http")) && uri.host().is_some();
+    uri.filter(is_complete).ok_or_else(|| AccessError::Server(text.to_owned()))
 }
 
-/// The extension of a kubeconfig that `beeline join` made: it names all API servers, where a kubeconfig has one.
-const JOINED: &str = "beeline.dev/join";
+/// The extension in a kubeconfig of `beeline join` that lists all API servers: a kubeconfig itself has only one.
+const JOIN_EXTENSION: &str = "beeline.dev/join";
 
-async fn from_kubeconfig(path: &Path, context: Option<String>, turn: usize) -> Result<kube::Config, AccessError> {
+async fn from_kubeconfig(path: &Path, context: Option<String>, number: usize) -> Result<kube::Config, AccessError> {
     let failed = |source| AccessError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
     let file = Kubeconfig::read_from(path).map_err(failed)?;
     let servers = servers_of(&file);
     let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
     let mut config = kube::Config::from_custom_kubeconfig(file, &options).await.map_err(failed)?;
-    if let Some(server) = servers.get(turn % servers.len().max(1)) {
+    if let Some(server) = servers.get(number % servers.len().max(1)) {
         config.cluster_url = server.clone();
     }
     Ok(config)
 }
 
 fn servers_of(file: &Kubeconfig) -> Vec<Uri> {
-    let joined = file.extensions.iter().flatten().find(|named| named.name == JOINED);
+    let joined = file.extensions.iter().flatten().find(|named| named.name == JOIN_EXTENSION);
     let servers = joined.and_then(|named| named.extension["servers"].as_array());
     servers.into_iter().flatten().filter_map(|url| url.as_str()?.parse().ok()).collect()
 }
@@ -136,8 +136,8 @@ fn from_account(account: &Path, server: Uri) -> Result<kube::Config, AccessError
         std::fs::metadata(path).map_err(|source| AccessError::Account { path: path.clone(), source })?;
     }
     let mut config = kube::Config::new(server);
-    // The file is read again as it changes; with the certificates themselves the system's own, which an image may lack,
-    // are not asked for.
+    // The file is read again when it changes. The certificates are set too, because kube would otherwise load those of
+    // the system, which an image may lack.
     config.root_cert = Some(certificates(&authority)?);
     config.root_cert_file = Some(authority);
     config.auth_info.token_file = Some(token.display().to_string());

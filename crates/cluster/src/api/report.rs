@@ -1,64 +1,77 @@
-//! What this node has programmed, told in one small object of its own: a Lease, which nobody but the controller watches.
-//! Written when it changed, at most once in a period; a random part of it is waited first, since every node of the cluster
-//! has the same news at the same moment. And now and then without news: somebody may have deleted it. What is there
-//! already is no write to the API server.
+//! Reports what this node has programmed, in one small Lease per node that only the controller watches.
+//!
+//! The Lease is written when the report changes, at most once in a period. A random part of the period is waited first,
+//! because every node of the cluster reports the same change at the same moment. The Lease is also written now and then
+//! without a change, in case it was deleted; writing an unchanged Lease costs the API server no write to etcd.
 
-use super::pause::Pause;
-use beeline_model::report::Report;
+use crate::backoff::Backoff;
+use beeline_model::rollout::RolloutReport;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, Patch, PatchParams};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// On a node's report; its value is the version of the form.
-pub const REPORT: &str = "beeline.dev/report";
-/// The report itself, as JSON.
-pub const PROGRAMMED: &str = "beeline.dev/programmed";
+/// Label of a report. Its value is the version of the format.
+pub const REPORT_LABEL: &str = "beeline.dev/report";
+/// Annotation with the report as JSON.
+const PROGRAMMED: &str = "beeline.dev/programmed";
 
-/// It is written again after about this long.
-const AGAIN: Duration = Duration::from_secs(600);
+/// An unchanged report is written again after about this time.
+const REWRITE_INTERVAL: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
-pub struct Reports {
-    pub what: watch::Receiver<Option<Report>>,
+pub struct ReportSettings {
+    /// The current report. `None` until there is one.
+    pub report: watch::Receiver<Option<RolloutReport>>,
+    /// The minimum time between two writes.
     pub period: Duration,
 }
 
-/// Of a node's Lease.
+/// The name of the Lease of a node.
 pub fn report_name(node: &str) -> String {
     format!("beeline.{node}")
 }
 
-/// Whose report it is, and what it says; `None`: it is none.
-pub fn read_report(lease: &Lease) -> Option<(String, Report)> {
+/// The node and its report; `None` if the Lease is not a report.
+pub fn read_report(lease: &Lease) -> Option<(String, RolloutReport)> {
     let name = lease.metadata.name.as_deref()?.strip_prefix("beeline.")?;
     let text = lease.metadata.annotations.as_ref()?.get(PROGRAMMED)?;
     Some((name.to_owned(), serde_json::from_str(text).ok()?))
 }
 
-/// Ends with whoever tells it.
-pub(crate) async fn keep(client: kube::Client, namespace: String, node: String, mut reports: Reports) {
+/// Runs until the sender of the reports is dropped.
+pub(crate) async fn write_reports(
+    client: kube::Client,
+    namespace: String,
+    node: String,
+    ReportSettings { mut report, period }: ReportSettings,
+) {
     let api: Api<Lease> = Api::namespaced(client, &namespace);
-    let (mut pause, mut written) = (Pause::default(), None);
+    let (mut backoff, mut written) = (Backoff::default(), None);
     loop {
         let start = Instant::now();
-        tokio::time::sleep(reports.period.mul_f64(fastrand::f64())).await;
-        let now = reports.what.borrow_and_update().clone();
-        if let Some(report) = now.as_ref().filter(|now| written.as_ref() != Some(*now)) {
-            match write(&api, &node, report).await {
-                Ok(()) => written = now,
+        tokio::time::sleep(period.mul_f64(fastrand::f64())).await;
+        let current = report.borrow_and_update().clone();
+        if let Some(changed) = current.as_ref().filter(|current| written.as_ref() != Some(*current)) {
+            match write(&api, &node, changed).await {
+                Ok(()) => written = current,
                 Err(error) => {
                     tracing::warn!(
-                        "what this node has programmed cannot be reported: {error}; it needs the right to create and patch leases in {namespace} (--report=off: never)"
+                        namespace,
+                        node,
+                        %error,
+                        "cannot write the report of this node; the account needs the permission to create and patch leases \
+                         (--report-interval=off disables reports)"
                     );
-                    tokio::time::sleep(pause.next()).await;
+                    tokio::time::sleep(backoff.next()).await;
                     continue;
                 }
             }
-            pause.reset();
+            backoff.reset();
         }
-        tokio::time::sleep(reports.period.saturating_sub(start.elapsed())).await;
-        match tokio::time::timeout(AGAIN.mul_f64(0.75 + fastrand::f64() / 2.0), reports.what.changed()).await {
+        tokio::time::sleep(period.saturating_sub(start.elapsed())).await;
+        let rewrite = REWRITE_INTERVAL.mul_f64(0.75 + fastrand::f64() / 2.0);
+        match tokio::time::timeout(rewrite, report.changed()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
             Err(_) => written = None,
@@ -66,12 +79,17 @@ pub(crate) async fn keep(client: kube::Client, namespace: String, node: String, 
     }
 }
 
-async fn write(api: &Api<Lease>, node: &str, report: &Report) -> Result<(), kube::Error> {
+async fn write(api: &Api<Lease>, node: &str, report: &RolloutReport) -> Result<(), kube::Error> {
     let text = serde_json::to_string(report).map_err(kube::Error::SerdeError)?;
+    let metadata = serde_json::json!({
+        "name": report_name(node),
+        "labels": { REPORT_LABEL: "v1" },
+        "annotations": { PROGRAMMED: text },
+    });
     let lease = serde_json::json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": { "name": report_name(node), "labels": { REPORT: "v1" }, "annotations": { PROGRAMMED: text } },
+        "metadata": metadata,
         "spec": { "holderIdentity": node },
     });
     let params = PatchParams::apply("beeline-agent").force();

@@ -1,51 +1,56 @@
-//! The start-up taint: a node that is new carries it, so that no pod starts before services can be dialled. It is taken
-//! away when everything has been programmed, and whenever it comes back while that holds.
+//! The startup taint. A new node carries it, so that no pod starts before services can be dialled. The agent removes
+//! the taint when everything is programmed, and again whenever it reappears.
 
-use super::pause::Pause;
+use crate::backoff::Backoff;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
+use std::time::Duration;
 use tokio::sync::watch;
 
 pub const STARTUP_TAINT: &str = "beeline.dev/not-ready";
 
-pub(crate) fn is_tainted(node: &Node) -> bool {
+/// How long to wait for the Node watch to show the removal, before the taint is removed again.
+const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(crate) fn has_startup_taint(node: &Node) -> bool {
     let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     taints.any(|taint| taint.key == STARTUP_TAINT)
 }
 
-/// Ends with whoever tells it.
-pub(crate) async fn clear(
+/// Runs until one of the senders is dropped.
+pub(crate) async fn remove_startup_taint(
     client: kube::Client,
     node: String,
-    mut tainted: watch::Receiver<bool>,
-    mut programmed: watch::Receiver<bool>,
+    mut is_tainted: watch::Receiver<bool>,
+    mut is_programmed: watch::Receiver<bool>,
 ) {
-    let mut pause = Pause::default();
+    let mut backoff = Backoff::default();
     loop {
-        if programmed.wait_for(|yes| *yes).await.is_err() || tainted.wait_for(|yes| *yes).await.is_err() {
+        if is_programmed.wait_for(|yes| *yes).await.is_err() || is_tainted.wait_for(|yes| *yes).await.is_err() {
             return;
         }
-        match remove(&client, &node).await {
+        match patch(&client, &node).await {
             Ok(()) => {
-                tracing::info!(node, "the taint {STARTUP_TAINT} is taken away: services can be dialled");
-                pause.reset();
-                // The watch tells when it has seen it.
-                let again = tainted.wait_for(|yes| !*yes);
-                let _ = tokio::time::timeout(std::time::Duration::from_secs(10), again).await;
+                tracing::info!(node, taint = STARTUP_TAINT, "removed the startup taint");
+                backoff.reset();
+                let removed = is_tainted.wait_for(|yes| !*yes);
+                let _ = tokio::time::timeout(CONFIRMATION_TIMEOUT, removed).await;
             }
             Err(error) => {
                 tracing::warn!(
                     node,
-                    "the taint {STARTUP_TAINT} cannot be taken away: {error}; it needs the right to patch nodes"
+                    taint = STARTUP_TAINT,
+                    %error,
+                    "cannot remove the startup taint; the account needs the permission to patch nodes"
                 );
-                tokio::time::sleep(pause.next()).await;
+                tokio::time::sleep(backoff.next()).await;
             }
         }
     }
 }
 
-/// With the version that was read: a taint that somebody adds in between is not lost.
-async fn remove(client: &kube::Client, node: &str) -> Result<(), kube::Error> {
+/// The patch contains the resourceVersion that was read, so that a taint that is added in between is not lost.
+async fn patch(client: &kube::Client, node: &str) -> Result<(), kube::Error> {
     let api: Api<Node> = Api::all(client.clone());
     let found = api.get(node).await?;
     let taints = found.spec.into_iter().flat_map(|spec| spec.taints.into_iter().flatten());

@@ -1,4 +1,4 @@
-//! Addresses and ranges as objects spell them.
+//! Parses addresses and ranges as objects write them.
 
 use beeline_model::address::parse_ip;
 use beeline_model::{Address, Family};
@@ -6,11 +6,11 @@ use ipnet::IpNet;
 use std::net::IpAddr;
 
 pub(super) fn parse(text: &str) -> Result<Address, String> {
-    parse_ip(text).map(Address::from).map_err(|bad| bad.to_string())
+    parse_ip(text).map(Address::from).map_err(|error| error.to_string())
 }
 
-/// An address that may be dialled as a service's: programming 0.0.0.0, a loopback or a multicast address would take
-/// over dials that have nothing to do with the service.
+/// An address that may be a frontend. Programming 0.0.0.0, a loopback or a multicast address would capture dials that
+/// have nothing to do with the Service.
 pub(super) fn parse_frontend(text: &str) -> Result<Address, String> {
     let address = parse(text)?;
     match () {
@@ -22,8 +22,8 @@ pub(super) fn parse_frontend(text: &str) -> Result<Address, String> {
     }
 }
 
-/// What the API accepts as externalIP and as endpoint: not link-local either (169.254.169.254 is the cloud's metadata
-/// server).
+/// An address that the API accepts as externalIP and as endpoint. Link-local addresses are excluded too:
+/// 169.254.169.254 is the metadata server of clouds.
 pub(super) fn parse_plain(text: &str) -> Result<Address, String> {
     let address = parse_frontend(text)?;
     if address.is_link_local() { Err(format!("{text} is a link-local address")) } else { Ok(address) }
@@ -37,14 +37,14 @@ pub(super) fn parse_family(text: &str) -> Result<Family, String> {
     }
 }
 
-/// Host bits are dropped and leading zeros are decimal, as Kubernetes reads a CIDR.
+/// Parses a CIDR as Kubernetes does: host bits are dropped, and numbers with leading zeros are decimal.
 pub(super) fn parse_range(text: &str) -> Result<IpNet, String> {
-    let bad = || format!("{text:?} is not a CIDR");
-    let (ip, length) = text.split_once('/').ok_or_else(bad)?;
-    let ip: IpAddr = parse_ip(ip).map_err(|_| bad())?;
+    let invalid = || format!("{text:?} is not a CIDR");
+    let (ip, length) = text.split_once('/').ok_or_else(invalid)?;
+    let ip: IpAddr = parse_ip(ip).map_err(|_| invalid())?;
     let digits = !length.is_empty() && length.bytes().all(|b| b.is_ascii_digit());
-    let length = length.parse().ok().filter(|_| digits).ok_or_else(bad)?;
-    IpNet::new(ip, length).map(|net| net.trunc()).map_err(|_| bad())
+    let length = length.parse().ok().filter(|_| digits).ok_or_else(invalid)?;
+    IpNet::new(ip, length).map(|net| net.trunc()).map_err(|_| invalid())
 }
 
 #[cfg(test)]
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn special_addresses() {
+    fn addresses_with_a_special_meaning_are_refused() {
         for bad in [
             "0.0.0.0",
             "::",
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges() {
+    fn ranges_are_truncated_and_malformed_ones_refused() {
         assert_eq!(parse_range("10.1.2.3/8").unwrap().to_string(), "10.0.0.0/8");
         assert_eq!(parse_range("010.0.0.0/08").unwrap().to_string(), "10.0.0.0/8");
         assert_eq!(parse_range("fd00::1/64").unwrap().to_string(), "fd00::/64");

@@ -1,42 +1,43 @@
-//! Names that the API accepts, and one copy of each word that many facts share.
+//! Checks names as the API does, and interns names that many objects share.
 
-use beeline_model::{Name, OwnerName};
+use beeline_model::{Name, ServiceName};
 use std::collections::HashSet;
 
-/// A DNS-1123 label. The API is stricter for Services of old (DNS-1035); what matters here is that no name holds a
-/// character that means something in our own texts.
+/// A DNS-1123 label. The API was stricter for Services before (DNS-1035). It matters here only that no name contains a
+/// character with a meaning in our own formats.
 pub(super) fn is_label(text: &str) -> bool {
-    text.len() <= 63 && is_word(text)
+    text.len() <= 63 && is_label_of_any_length(text)
 }
 
-/// A DNS-1123 subdomain: EndpointSlices and Nodes.
+/// A DNS-1123 subdomain: the names of EndpointSlices, Pods and Nodes.
 pub(super) fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_word)
+    text.len() <= 253 && text.split('.').all(is_label_of_any_length)
 }
 
-fn is_word(text: &str) -> bool {
+fn is_label_of_any_length(text: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     !text.is_empty() && !text.starts_with('-') && !text.ends_with('-') && text.bytes().all(inner)
 }
 
+/// One shared copy of each name.
 #[derive(Default)]
-pub(super) struct Names {
-    words: HashSet<Name>,
-    services: HashSet<OwnerName>,
+pub(super) struct NameInterner {
+    names: HashSet<Name>,
+    services: HashSet<ServiceName>,
 }
 
-impl Names {
-    pub(super) fn word(&mut self, text: &str) -> Name {
-        if let Some(word) = self.words.get(text) {
-            return word.clone();
+impl NameInterner {
+    pub(super) fn intern(&mut self, text: &str) -> Name {
+        if let Some(name) = self.names.get(text) {
+            return name.clone();
         }
-        let word = Name::from(text);
-        self.words.insert(word.clone());
-        word
+        let name = Name::from(text);
+        self.names.insert(name.clone());
+        name
     }
 
-    pub(super) fn service(&mut self, cluster: &str, namespace: &str, name: &str) -> OwnerName {
-        let service = OwnerName::new(cluster, namespace, name);
+    pub(super) fn intern_service(&mut self, cluster: &str, namespace: &str, name: &str) -> ServiceName {
+        let service = ServiceName::new(cluster, namespace, name);
         if let Some(known) = self.services.get(&service) {
             return known.clone();
         }
@@ -44,14 +45,14 @@ impl Names {
         service
     }
 
-    /// `objects`: how many there are now. Each brings at most a service and a few words of its own.
+    /// `objects` is the current number of objects. Each of them brings at most one Service and a few names of its own.
     pub(super) fn trim(&mut self, objects: usize) {
         const SLACK: usize = 1024;
         if self.services.len() > 2 * objects + SLACK {
             self.services = HashSet::new();
         }
-        if self.words.len() > 4 * objects + SLACK {
-            self.words = HashSet::new();
+        if self.names.len() > 4 * objects + SLACK {
+            self.names = HashSet::new();
         }
     }
 }
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_and_subdomains() {
+    fn labels_and_subdomains_are_checked() {
         for good in ["a", "web-1", "0", &"a".repeat(63)] {
             assert!(is_label(good) && is_subdomain(good), "{good}");
         }
@@ -73,16 +74,16 @@ mod tests {
     }
 
     #[test]
-    fn words_are_shared_and_forgotten() {
-        let mut names = Names::default();
-        assert!(std::sync::Arc::ptr_eq(&names.word("http"), &names.word("http")));
+    fn names_are_shared_and_trimmed() {
+        let mut names = NameInterner::default();
+        assert!(std::sync::Arc::ptr_eq(&names.intern("http"), &names.intern("http")));
         for i in 0..10_000 {
-            names.word(&i.to_string());
-            names.service("local", "default", &i.to_string());
+            names.intern(&i.to_string());
+            names.intern_service("local", "default", &i.to_string());
         }
         names.trim(10_000);
-        assert_eq!((names.services.len(), names.words.len()), (10_000, 10_001));
+        assert_eq!((names.services.len(), names.names.len()), (10_000, 10_001));
         names.trim(10);
-        assert_eq!((names.services.len(), names.words.len()), (0, 0));
+        assert_eq!((names.services.len(), names.names.len()), (0, 0));
     }
 }

@@ -1,19 +1,20 @@
-//! v1 Namespace to fact: its labels, which `namespaceSelector` asks for.
+//! Converts v1 Namespaces: their labels, which the `namespaceSelector` of a policy selects by.
 
 use super::name::is_label;
-use super::{Convert, Converted, Report};
-use beeline_model::fact;
+use super::{Converted, Converter, RefusalCollector};
+use crate::kind::ResourceKind;
+use beeline_model::object;
 use k8s_openapi::api::core::v1::Namespace;
 
-impl Convert {
-    pub fn namespace(&mut self, object: &Namespace) -> Converted<fact::Namespace> {
-        let mut report = Report::new("Namespace", &object.metadata);
-        let name = object.metadata.name.as_deref().filter(|name| is_label(name));
-        let fact = name.ok_or_else(|| report.bad_name()).map(|name| fact::Namespace {
+impl Converter {
+    pub fn namespace(&mut self, namespace: &Namespace) -> Converted<object::Namespace> {
+        let mut refusals = RefusalCollector::new(ResourceKind::Namespace, &namespace.metadata);
+        let name = namespace.metadata.name.as_deref().filter(|name| is_label(name));
+        let result = name.ok_or_else(|| refusals.refuse_name()).map(|name| object::Namespace {
             cluster: self.cluster.clone(),
-            name: self.names.word(name),
-            labels: self.labels(&object.metadata),
+            name: self.names.intern(name),
+            labels: self.labels(&namespace.metadata),
         });
-        report.close(fact)
+        refusals.finish(result)
     }
 }

@@ -1,4 +1,4 @@
-//! Port numbers, protocols and port names: the same rules for Services, EndpointSlices and Endpoints.
+//! Parses port numbers, protocols and port names of Services, EndpointSlices and Endpoints.
 
 use super::name::is_label;
 use beeline_model::Protocol;
@@ -10,7 +10,7 @@ pub(super) fn parse_number(port: i32) -> Result<u16, String> {
     }
 }
 
-/// 0 and absent: none.
+/// 0 means no port.
 pub(super) fn parse_optional(port: Option<i32>) -> Result<u16, String> {
     match port {
         None | Some(0) => Ok(0),
@@ -27,7 +27,7 @@ pub(super) fn parse_protocol(text: Option<&str>) -> Result<Protocol, String> {
     }
 }
 
-/// A single port may go without a name.
+/// An empty name is valid: a single port needs none.
 pub(super) fn parse_name(text: &str) -> Result<&str, String> {
     if text.is_empty() || is_label(text) { Ok(text) } else { Err(format!("{text:?} is not a DNS-1123 label")) }
 }
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers() {
+    fn port_numbers_outside_1_to_65535_are_invalid() {
         assert_eq!((parse_number(1), parse_number(65535)), (Ok(1), Ok(65535)));
         for bad in [0, -1, 65536, 70000, i32::MAX, i32::MIN] {
             assert!(parse_number(bad).is_err(), "{bad}");
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn words() {
+    fn protocols_and_port_names_are_checked() {
         assert_eq!(parse_protocol(Some("SCTP")), Ok(Protocol::Sctp));
         assert!(parse_protocol(Some("tcp")).is_err() && parse_protocol(None).is_err());
         assert!(parse_name("").is_ok() && parse_name("http").is_ok() && parse_name("a/b").is_err());

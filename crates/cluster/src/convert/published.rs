@@ -1,29 +1,33 @@
-//! What the controller publishes, as EndpointSlices, both ways: backends of BalancingPolicies in the policy's namespace,
-//! and nodes' addresses in the controller's. Neither has a Service's label, so no other proxy takes them for its own.
+//! The EndpointSlices that the controller publishes, written and read: the backends of BalancingPolicies in the
+//! namespace of the policy, and node addresses in the namespace of the controller. Neither has the label of a Service,
+//! so no other proxy uses them.
 //!
-//! Anybody who may write EndpointSlices can write one that looks like these. What counts is an owner (its uid is compared
-//! where the policy is known) and, for nodes, the namespace; what lacks them is ignored, with a reason.
+//! A user who may write EndpointSlices can write one that looks like these. So a slice of a policy must have the policy
+//! as its owner (the planner compares the uid), and a slice of nodes must be in the controller's namespace. Others are
+//! refused.
 
 use super::name::is_subdomain;
-use super::{Convert, Converted, Report, SERVICE_NAME, Unserved, address, entry, label};
+use super::{Converted, Converter, RefusalCollector, SERVICE_NAME, Unserved, address, entry, label};
+use crate::kind::ResourceKind;
 use crate::policy::{API_VERSION, GROUP, MAX_NAME};
 use beeline_model::Family;
-use beeline_model::fact::{self, SlicePort};
-use beeline_model::policy::{PolicyKind, PolicyName, PolicySlice, Shape};
+use beeline_model::object::{self, SlicePort};
+use beeline_model::policy::{PolicyKind, PolicyName, PolicyShape, PolicySlice};
 use beeline_model::publish::{NodeAddress, NodeEndpoint, NodeSlice};
+use beeline_model::refusal::RefusalReason;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
-/// On a slice of backends: the policy's name.
+/// Label of a slice of backends: the name of the policy.
 pub const POLICY: &str = "beeline.dev/policy";
-/// On a slice of backends, as an annotation: the shape of the policy that it was made for.
+/// Annotation of a slice of backends: the shape of the policy that it was computed for.
 pub(crate) const SHAPE: &str = "beeline.dev/shape";
-/// On a slice of nodes: which of their addresses.
+/// Label of a slice of nodes: the type of the addresses.
 pub const NODES: &str = "beeline.dev/nodes";
 pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub const MANAGER: &str = "beeline.dev";
 
-/// What an EndpointSlice is for.
+/// What an EndpointSlice describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Service,
@@ -31,7 +35,7 @@ pub(crate) enum Purpose {
     Nodes,
 }
 
-/// A Service's slice stays one, whatever other labels it is given.
+/// A slice with the label of a Service belongs to that Service, whatever other labels it has.
 pub(crate) fn purpose(object: &EndpointSlice) -> Purpose {
     let has = |key| label(&object.metadata, key).is_some();
     match () {
@@ -42,69 +46,76 @@ pub(crate) fn purpose(object: &EndpointSlice) -> Purpose {
     }
 }
 
-impl Convert {
+impl Converter {
     pub fn policy_slice(&mut self, object: &EndpointSlice) -> Converted<PolicySlice> {
-        let mut report = Report::new("EndpointSlice", &object.metadata);
-        let fact = self.cut_policy(object, &mut report);
-        report.close(fact)
+        let mut refusals = RefusalCollector::new(ResourceKind::EndpointSlice, &object.metadata);
+        let result = self.parse_policy_slice(object, &mut refusals);
+        refusals.finish(result)
     }
 
-    /// `namespace`: the controller's. Slices elsewhere say nothing of nodes.
+    /// Slices outside `namespace`, the controller's, are refused.
     pub fn node_slice(&mut self, object: &EndpointSlice, namespace: &str) -> Converted<NodeSlice> {
-        let mut report = Report::new("EndpointSlice", &object.metadata);
-        let fact = self.cut_nodes(object, namespace, &mut report);
-        report.close(fact)
+        let mut refusals = RefusalCollector::new(ResourceKind::EndpointSlice, &object.metadata);
+        let result = self.parse_node_slice(object, namespace, &mut refusals);
+        refusals.finish(result)
     }
 
-    fn cut_policy(&mut self, object: &EndpointSlice, report: &mut Report) -> Result<PolicySlice, Unserved> {
-        let name = self.slice_name(object).ok_or_else(|| report.bad_name())?;
+    fn parse_policy_slice(
+        &mut self,
+        object: &EndpointSlice,
+        refusals: &mut RefusalCollector,
+    ) -> Result<PolicySlice, Unserved> {
+        let name = self.slice_name(object).ok_or_else(|| refusals.refuse_name())?;
         let named = label(&object.metadata, POLICY).unwrap_or_default();
         if !is_subdomain(named) || named.len() > MAX_NAME {
-            return Err(report.stop("badName", format!("label {POLICY}: {named:?} is no policy's name")));
+            return Err(refusals
+                .refuse_all(RefusalReason::BadName, format!("label {POLICY}: {named:?} is not the name of a policy")));
         }
         let owner = owner(object).ok_or_else(|| {
-            report.stop("notOwned", format!("it has the label {POLICY}, but no BalancingPolicy as its controller"))
+            let message = format!("it has the label {POLICY}, but no BalancingPolicy as its controller");
+            refusals.refuse_all(RefusalReason::NotOwned, message)
         })?;
         if owner.name != named || owner.uid.is_empty() {
-            let why = format!("label {POLICY} says {named}, but its owner is {} ({})", owner.name, owner.uid);
-            return Err(report.stop("notOwned", why));
+            let message = format!("label {POLICY} is {named}, but its owner is {} ({})", owner.name, owner.uid);
+            return Err(refusals.refuse_all(RefusalReason::NotOwned, message));
         }
-        let family = family(object, report)?;
+        let family = family(object, refusals)?;
         let policy = PolicyName {
             kind: PolicyKind::Balancing,
             cluster: self.cluster.clone(),
             namespace: name.namespace.clone(),
-            name: self.names.word(named),
+            name: self.names.intern(named),
         };
         let endpoints = object.endpoints.iter().enumerate().filter_map(|(i, endpoint)| {
             let parsed = self.endpoint(endpoint, family);
-            report.keep("badEndpoint", &format!("endpoints[{i}]"), parsed)
+            refusals.accept(RefusalReason::BadEndpoint, &format!("endpoints[{i}]"), parsed)
         });
         let endpoints = endpoints.collect();
-        let ports = self.slice_ports(object, report);
+        let ports = self.slice_ports(object, refusals);
         let (uid, shape) = (owner.uid.as_str().into(), shape(object));
         Ok(PolicySlice { name, policy, uid, shape, family, ports, endpoints })
     }
 
-    fn cut_nodes(
+    fn parse_node_slice(
         &mut self,
         object: &EndpointSlice,
         namespace: &str,
-        report: &mut Report,
+        refusals: &mut RefusalCollector,
     ) -> Result<NodeSlice, Unserved> {
-        let name = self.slice_name(object).ok_or_else(|| report.bad_name())?;
+        let name = self.slice_name(object).ok_or_else(|| refusals.refuse_name())?;
         if &*name.namespace != namespace {
-            let why = format!("nodes' addresses are read in the namespace {namespace} only (--controller-namespace)");
-            return Err(report.stop("wrongNamespace", why));
+            let message = format!("node addresses are read in namespace {namespace} only (--controller-namespace)");
+            return Err(refusals.refuse_all(RefusalReason::WrongNamespace, message));
         }
-        let said = label(&object.metadata, NODES).unwrap_or_default();
-        let kind = NodeAddress::ALL.into_iter().find(|kind| word(*kind) == said).ok_or_else(|| {
-            report.stop("badLabel", format!("label {NODES}: {said:?} is none of InternalIP, ExternalIP and Entry"))
+        let text = label(&object.metadata, NODES).unwrap_or_default();
+        let kind = NodeAddress::ALL.into_iter().find(|kind| label_value(*kind) == text).ok_or_else(|| {
+            let message = format!("label {NODES}: {text:?} is none of InternalIP, ExternalIP and Entry");
+            refusals.refuse_all(RefusalReason::BadLabel, message)
         })?;
-        let family = family(object, report)?;
+        let family = family(object, refusals)?;
         let endpoints = object.endpoints.iter().enumerate().filter_map(|(i, endpoint)| {
             let parsed = self.node_endpoint(endpoint, family);
-            report.keep("badEndpoint", &format!("endpoints[{i}]"), parsed)
+            refusals.accept(RefusalReason::BadEndpoint, &format!("endpoints[{i}]"), parsed)
         });
         Ok(NodeSlice { name: name.name, kind, family, endpoints: endpoints.collect() })
     }
@@ -119,30 +130,31 @@ impl Convert {
         Ok(NodeEndpoint {
             node: self.node_name(endpoint.node_name.as_deref())?.ok_or("it has no nodeName")?,
             address,
-            zone: endpoint.zone.as_deref().filter(|zone| !zone.is_empty()).map(|zone| self.names.word(zone)),
+            zone: endpoint.zone.as_deref().filter(|zone| !zone.is_empty()).map(|zone| self.names.intern(zone)),
             ready: conditions.ready.unwrap_or(true),
             eligible: !conditions.terminating.unwrap_or(false),
         })
     }
 }
 
-fn family(object: &EndpointSlice, report: &mut Report) -> Result<Family, Unserved> {
-    address::parse_family(&object.address_type).map_err(|why| report.stop("badFamily", format!("addressType: {why}")))
+fn family(object: &EndpointSlice, refusals: &mut RefusalCollector) -> Result<Family, Unserved> {
+    let family = address::parse_family(&object.address_type);
+    family.map_err(|why| refusals.refuse_all(RefusalReason::BadFamily, format!("addressType: {why}")))
 }
 
 fn owner(object: &EndpointSlice) -> Option<&OwnerReference> {
-    let ours = |owner: &&OwnerReference| {
+    let is_policy = |owner: &&OwnerReference| {
         let group = owner.api_version.split_once('/').map(|(group, _)| group);
         owner.controller == Some(true) && group == Some(GROUP) && owner.kind == "BalancingPolicy"
     };
-    object.metadata.owner_references.iter().flatten().find(ours)
+    object.metadata.owner_references.iter().flatten().find(is_policy)
 }
 
-fn shape(object: &EndpointSlice) -> Option<Shape> {
-    entry(&object.metadata.annotations, SHAPE).and_then(Shape::from_text)
+fn shape(object: &EndpointSlice) -> Option<PolicyShape> {
+    entry(&object.metadata.annotations, SHAPE).and_then(PolicyShape::from_text)
 }
 
-fn word(kind: NodeAddress) -> &'static str {
+fn label_value(kind: NodeAddress) -> &'static str {
     match kind {
         NodeAddress::Internal => "InternalIP",
         NodeAddress::External => "ExternalIP",
@@ -150,7 +162,7 @@ fn word(kind: NodeAddress) -> &'static str {
     }
 }
 
-/// As the controller writes it.
+/// The EndpointSlice that the controller writes.
 pub fn policy_slice_object(slice: &PolicySlice) -> EndpointSlice {
     let owner = OwnerReference {
         api_version: API_VERSION.into(),
@@ -180,7 +192,7 @@ pub fn node_slice_object(slice: &NodeSlice, namespace: &str) -> EndpointSlice {
         metadata: ObjectMeta {
             name: Some(slice.name.to_string()),
             namespace: Some(namespace.into()),
-            labels: Some([(NODES.into(), word(slice.kind).into()), managed()].into()),
+            labels: Some([(NODES.into(), label_value(slice.kind).into()), managed()].into()),
             ..ObjectMeta::default()
         },
         address_type: slice.family.to_string(),
@@ -193,7 +205,7 @@ fn managed() -> (String, String) {
     (MANAGED_BY.into(), MANAGER.into())
 }
 
-fn endpoint_object(endpoint: &fact::Endpoint) -> Endpoint {
+fn endpoint_object(endpoint: &object::Endpoint) -> Endpoint {
     Endpoint {
         addresses: vec![endpoint.address.to_string()],
         conditions: Some(EndpointConditions {
@@ -232,13 +244,13 @@ fn port_object(port: &SlicePort) -> EndpointPort {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Claim;
-    use beeline_model::fact::SliceName;
+    use crate::ServiceFilter;
+    use beeline_model::object::SliceName;
     use beeline_model::policy::RedirectMode;
     use beeline_model::{Address, Protocol};
 
-    fn convert() -> Convert {
-        Convert::new("local", Claim::default())
+    fn converter() -> Converter {
+        Converter::new("local", ServiceFilter::default())
     }
 
     fn ip(text: &str) -> Address {
@@ -252,7 +264,7 @@ mod tests {
             namespace: "shop".into(),
             name: "api".into(),
         };
-        let endpoint = |text: &str| fact::Endpoint {
+        let endpoint = |text: &str| object::Endpoint {
             address: ip(text),
             ready: true,
             serving: true,
@@ -264,7 +276,7 @@ mod tests {
             name: SliceName { cluster: "local".into(), namespace: "shop".into(), name: "api-1a2b-0".into() },
             policy,
             uid: "1a2b".into(),
-            shape: Some(Shape { mode: RedirectMode::HostPort, ports: 0x0123_4567_89ab_cdef }),
+            shape: Some(PolicyShape { mode: RedirectMode::HostPort, ports: 0x0123_4567_89ab_cdef }),
             family: Family::V4,
             ports: [SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }].into(),
             endpoints: [endpoint("10.0.0.1"), endpoint("10.0.0.2")].into(),
@@ -272,30 +284,30 @@ mod tests {
     }
 
     #[test]
-    fn backends_there_and_back() {
-        let said = backends();
-        let object = policy_slice_object(&said);
+    fn published_backends_are_read_back_unchanged() {
+        let slice = backends();
+        let object = policy_slice_object(&slice);
         assert_eq!(purpose(&object), Purpose::Policy);
-        let read = convert().policy_slice(&object);
-        assert_eq!((read.fact, read.refusals), (Ok(said), vec![]));
+        let read = converter().policy_slice(&object);
+        assert_eq!((read.result, read.refusals), (Ok(slice), vec![]));
     }
 
     #[test]
-    fn a_policys_name_may_have_a_dot_and_a_slice_without_a_shape_is_for_none() {
-        let mut said = backends();
-        said.policy.name = "api.v2".into();
-        let mut object = policy_slice_object(&said);
-        assert_eq!(convert().policy_slice(&object).fact, Ok(said.clone()));
+    fn a_policy_name_may_contain_a_dot_and_an_invalid_shape_is_read_as_none() {
+        let mut slice = backends();
+        slice.policy.name = "api.v2".into();
+        let mut object = policy_slice_object(&slice);
+        assert_eq!(converter().policy_slice(&object).result, Ok(slice.clone()));
         for odd in ["", "x", "-1", "podEndpoint", "podendpoint-1", "hostPort-x", "hostPort-10123456789abcdef"] {
             object.metadata.annotations = Some([(SHAPE.into(), odd.into())].into());
-            assert_eq!(convert().policy_slice(&object).fact.unwrap().shape, None, "{odd}");
+            assert_eq!(converter().policy_slice(&object).result.unwrap().shape, None, "{odd}");
         }
         object.metadata.annotations = None;
-        assert_eq!(convert().policy_slice(&object).fact.unwrap().shape, None);
+        assert_eq!(converter().policy_slice(&object).result.unwrap().shape, None);
     }
 
     #[test]
-    fn nodes_there_and_back() {
+    fn published_nodes_are_read_back_unchanged() {
         let endpoint = |node: &str, text: &str| NodeEndpoint {
             node: node.into(),
             address: ip(text),
@@ -309,63 +321,63 @@ mod tests {
             (NodeAddress::Entry, Family::V4, "10.9.0.1", "10.9.0.2"),
         ] {
             let endpoints = [endpoint("n1", one), endpoint("n2", two)].into();
-            let said = NodeSlice { name: "beeline-nodes-0".into(), kind, family, endpoints };
-            let object = node_slice_object(&said, "kube-system");
+            let slice = NodeSlice { name: "beeline-nodes-0".into(), kind, family, endpoints };
+            let object = node_slice_object(&slice, "kube-system");
             assert_eq!(purpose(&object), Purpose::Nodes);
-            assert_eq!(convert().node_slice(&object, "kube-system").fact, Ok(said));
+            assert_eq!(converter().node_slice(&object, "kube-system").result, Ok(slice));
         }
     }
 
-    fn refused(change: impl FnOnce(&mut EndpointSlice)) -> &'static str {
+    fn refusal_reason(change: impl FnOnce(&mut EndpointSlice)) -> &'static str {
         let mut object = policy_slice_object(&backends());
         change(&mut object);
-        let read = convert().policy_slice(&object);
-        assert_eq!(read.fact, Err(Unserved::Refused));
-        read.refusals[0].reason
+        let read = converter().policy_slice(&object);
+        assert_eq!(read.result, Err(Unserved::Refused));
+        read.refusals[0].reason.as_str()
     }
 
     #[test]
-    fn what_is_not_owned_does_not_count() {
+    fn a_slice_without_the_policy_as_owner_is_refused() {
         let owner = |o: &mut EndpointSlice, change: fn(&mut OwnerReference)| {
             change(&mut o.metadata.owner_references.as_mut().unwrap()[0]);
         };
-        assert_eq!(refused(|o| o.metadata.owner_references = None), "notOwned");
-        assert_eq!(refused(|o| owner(o, |owner| owner.name = "other".into())), "notOwned");
-        assert_eq!(refused(|o| owner(o, |owner| owner.uid.clear())), "notOwned");
-        assert_eq!(refused(|o| owner(o, |owner| owner.controller = None)), "notOwned");
-        assert_eq!(refused(|o| owner(o, |owner| owner.kind = "LocalRedirectPolicy".into())), "notOwned");
-        assert_eq!(refused(|o| owner(o, |owner| owner.api_version = "example.com/v1".into())), "notOwned");
+        assert_eq!(refusal_reason(|o| o.metadata.owner_references = None), "notOwned");
+        assert_eq!(refusal_reason(|o| owner(o, |owner| owner.name = "other".into())), "notOwned");
+        assert_eq!(refusal_reason(|o| owner(o, |owner| owner.uid.clear())), "notOwned");
+        assert_eq!(refusal_reason(|o| owner(o, |owner| owner.controller = None)), "notOwned");
+        assert_eq!(refusal_reason(|o| owner(o, |owner| owner.kind = "LocalRedirectPolicy".into())), "notOwned");
+        assert_eq!(refusal_reason(|o| owner(o, |owner| owner.api_version = "example.com/v1".into())), "notOwned");
         let relabel = |o: &mut EndpointSlice, to: &str| {
             o.metadata.labels.as_mut().unwrap().insert(POLICY.into(), to.into());
         };
-        assert_eq!(refused(|o| relabel(o, "other")), "notOwned");
-        assert_eq!(refused(|o| relabel(o, "../x")), "badName");
-        assert_eq!(refused(|o| relabel(o, &"a.".repeat(32))), "badName");
-        assert_eq!(refused(|o| o.address_type = "FQDN".into()), "badFamily");
+        assert_eq!(refusal_reason(|o| relabel(o, "other")), "notOwned");
+        assert_eq!(refusal_reason(|o| relabel(o, "../x")), "badName");
+        assert_eq!(refusal_reason(|o| relabel(o, &"a.".repeat(32))), "badName");
+        assert_eq!(refusal_reason(|o| o.address_type = "FQDN".into()), "badFamily");
     }
 
     #[test]
-    fn a_forged_address_is_left_out_and_a_services_slice_stays_one() {
+    fn a_forged_address_is_refused_and_the_service_label_takes_precedence() {
         let mut object = policy_slice_object(&backends());
         object.endpoints[0].addresses = vec!["169.254.169.254".into()];
-        let read = convert().policy_slice(&object);
-        assert_eq!((read.fact.unwrap().endpoints.len(), read.refusals[0].reason), (1, "badEndpoint"));
+        let read = converter().policy_slice(&object);
+        assert_eq!((read.result.unwrap().endpoints.len(), read.refusals[0].reason), (1, RefusalReason::BadEndpoint));
         object.metadata.labels.as_mut().unwrap().insert(SERVICE_NAME.into(), "web".into());
         assert_eq!(purpose(&object), Purpose::Service);
     }
 
     #[test]
-    fn nodes_are_read_in_one_namespace_only() {
-        let said = NodeSlice {
+    fn node_slices_outside_the_namespace_of_the_controller_are_refused() {
+        let slice = NodeSlice {
             name: "beeline-nodes-0".into(),
             kind: NodeAddress::Internal,
             family: Family::V4,
             endpoints: [].into(),
         };
-        let read = convert().node_slice(&node_slice_object(&said, "shop"), "kube-system");
+        let read = converter().node_slice(&node_slice_object(&slice, "shop"), "kube-system");
         assert_eq!(read.refusals[0].reason, "wrongNamespace");
-        let mut object = node_slice_object(&said, "kube-system");
+        let mut object = node_slice_object(&slice, "kube-system");
         object.metadata.labels.as_mut().unwrap().insert(NODES.into(), "Hostname".into());
-        assert_eq!(convert().node_slice(&object, "kube-system").refusals[0].reason, "badLabel");
+        assert_eq!(converter().node_slice(&object, "kube-system").refusals[0].reason, "badLabel");
     }
 }

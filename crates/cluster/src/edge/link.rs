@@ -1,60 +1,59 @@
-//! Whether the cloud is behind the cache. The cache does not say: a watch of it stays open and silent while it is cut off,
-//! and for good if the cloud was restarted meanwhile, which has forgotten who watched. So something small is asked now and
-//! then, and after a cut everything is asked again.
+//! Whether the edge cache reaches the cloud. The cache does not report it: its watch stays open and silent while the
+//! link is down, and also after the cloud was restarted and has forgotten the watch. So the cloud is probed with a
+//! small request, and everything is listed again after an interruption.
 
-use super::cache::Cache;
+use super::client::EdgeCacheClient;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Cut off it is asked this often: the cache answers by itself then, and nothing goes over the link.
-const CUT_OFF: Duration = Duration::from_secs(5);
+/// The longest probe interval while the link is down. The cache then answers by itself, so the probes use no bandwidth.
+const DOWN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
-    pub(crate) up: bool,
-    /// How often it was looked at.
-    beats: u64,
-    /// How often it was lost.
-    cuts: u64,
+pub(crate) struct LinkState {
+    pub(crate) is_up: bool,
+    /// The number of probes.
+    probes: u64,
+    /// The number of times that the link went down.
+    interruptions: u64,
 }
 
-impl Default for Link {
-    fn default() -> Link {
-        Link { up: true, beats: 0, cuts: 0 }
-    }
-}
-
-impl Link {
-    fn see(&mut self, up: bool) {
-        self.cuts += u64::from(self.up && !up);
-        self.beats += 1;
-        self.up = up;
-    }
-
-    /// It was lost since, and is back.
-    pub(crate) fn is_mended(&self, since: &Link) -> bool {
-        self.up && self.cuts != since.cuts
-    }
-
-    /// It was looked at since, and is up.
-    fn is_seen(&self, since: &Link) -> bool {
-        self.up && self.beats != since.beats
+impl Default for LinkState {
+    fn default() -> LinkState {
+        LinkState { is_up: true, probes: 0, interruptions: 0 }
     }
 }
 
-/// Looks at it for ever.
-pub(crate) async fn feel(cache: Cache, every: Duration, link: watch::Sender<Link>) {
+impl LinkState {
+    fn record(&mut self, is_up: bool) {
+        self.interruptions += u64::from(self.is_up && !is_up);
+        self.probes += 1;
+        self.is_up = is_up;
+    }
+
+    /// Whether the link went down since then and is up again.
+    pub(crate) fn is_restored_since(&self, since: &LinkState) -> bool {
+        self.is_up && self.interruptions != since.interruptions
+    }
+
+    /// Whether the link was probed since then and is up.
+    fn is_confirmed_since(&self, since: &LinkState) -> bool {
+        self.is_up && self.probes != since.probes
+    }
+}
+
+/// Probes the link until the task is aborted.
+pub(crate) async fn probe(client: EdgeCacheClient, interval: Duration, link: watch::Sender<LinkState>) {
     loop {
-        let up = cache.reaches_cloud().await;
-        link.send_modify(|link| link.see(up));
-        tokio::time::sleep(if up { every } else { every.min(CUT_OFF) }).await;
+        let is_up = client.reaches_cloud().await;
+        link.send_modify(|link| link.record(is_up));
+        tokio::time::sleep(if is_up { interval } else { interval.min(DOWN_INTERVAL) }).await;
     }
 }
 
-/// Until it is seen to be up, or until then.
-pub(crate) async fn wait(link: &mut watch::Receiver<Link>, since: &Link, due: Instant) {
-    let up = link.wait_for(|now| now.is_seen(since));
+/// Waits until a probe finds the link up, or until `due`.
+pub(crate) async fn wait_until_up(link: &mut watch::Receiver<LinkState>, since: &LinkState, due: Instant) {
+    let up = link.wait_for(|now| now.is_confirmed_since(since));
     let _ = tokio::time::timeout_at(due.into(), up).await.map(drop);
 }
 
@@ -63,16 +62,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_is_mended_once_it_is_up_again() {
-        let (start, mut link) = (Link::default(), Link::default());
-        link.see(true);
-        assert!(!link.is_mended(&start) && link.is_seen(&start));
-        link.see(false);
-        assert!(!link.is_mended(&start) && !link.is_seen(&start));
-        let cut = link;
-        link.see(false);
-        link.see(true);
-        assert!(link.is_mended(&start) && link.is_seen(&cut));
-        assert!(!link.is_mended(&cut), "whoever heard the cloud after the cut began has missed nothing");
+    fn an_interruption_is_over_when_the_link_is_up_again() {
+        let (start, mut link) = (LinkState::default(), LinkState::default());
+        link.record(true);
+        assert!(!link.is_restored_since(&start) && link.is_confirmed_since(&start));
+        link.record(false);
+        assert!(!link.is_restored_since(&start) && !link.is_confirmed_since(&start));
+        let down = link;
+        link.record(false);
+        link.record(true);
+        assert!(link.is_restored_since(&start) && link.is_confirmed_since(&down));
+        assert!(!link.is_restored_since(&down), "a list that was read after the interruption began missed nothing");
     }
 }

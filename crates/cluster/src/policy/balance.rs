@@ -1,8 +1,8 @@
-//! BalancingPolicy: what is dialled goes to chosen pods on any node, to their host ports, to their nodes' entries, or to
-//! addresses anywhere.
+//! BalancingPolicy: sends dials to selected pods on any node (to the pods themselves, to their host ports, or to the
+//! entry addresses of their nodes), or to fixed addresses.
 
 use super::port::{AddressPort, EndpointPort};
-use super::redirect::yes;
+use super::redirect::default_true;
 use super::selector::LabelSelector;
 use super::status::PolicyStatus;
 use super::{Frontend, rule, schema};
@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Balances what is dialled over pods that it chooses itself, or over addresses anywhere.
+/// Balances dials over selected pods or fixed addresses.
 #[derive(CustomResource, Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[kube(
     group = "beeline.dev",
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
     namespaced,
     status = "PolicyStatus",
     derive = "PartialEq",
-    doc = "Balances what is dialled over pods that it chooses itself, or over addresses anywhere; without any ready one, the Service serves.",
+    doc = "Balances dials over selected pods or fixed addresses. Without a ready backend, the Service is used.",
     validation = rule::name(),
     printcolumn(name = "Frontend", type_ = "string", json_path = ".spec.frontend..['serviceName','ip']"),
     printcolumn(name = "Mode", type_ = "string", json_path = ".status.mode"),
@@ -39,24 +39,24 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct BalancingPolicySpec {
-    /// What is dialled.
+    /// The Service or address that is dialled.
     pub frontend: Frontend,
-    /// Where it goes.
+    /// The pods or addresses that dials are sent to.
     pub backend: BalancingBackend,
-    /// Where the policy holds.
+    /// Where the policy applies.
     #[serde(default)]
     pub config: BalancingConfig,
 }
 
-/// Exactly one of the two.
+/// Exactly one of serviceEndpoint and addressEndpoint.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[x_kube(validation = rule::one_of("serviceEndpoint", "addressEndpoint"))]
 #[serde(rename_all = "camelCase")]
 pub struct BalancingBackend {
-    /// Ready pods, on any node.
+    /// Ready pods on any node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_endpoint: Option<ServiceEndpoint>,
-    /// Addresses, also outside the cluster.
+    /// Fixed addresses, inside or outside the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address_endpoint: Option<AddressEndpoint>,
 }
@@ -64,15 +64,16 @@ pub struct BalancingBackend {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceEndpoint {
-    /// Pods that serve while they are ready.
+    /// Selects the pods. Only ready pods are used.
     pub endpoint_selector: LabelSelector,
-    /// Whose pods: left out, the policy's own namespace; {}: all namespaces.
+    /// Selects the namespaces of the pods. The default is the policy's own namespace; {} selects all namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
-    /// What stands in for a pod: podEndpoint its own address, hostPort its node's address, nodeProxy its node's entry.
+    /// The address that is dialled for a pod: podEndpoint is the pod's own address, hostPort the address of its node,
+    /// nodeProxy the entry address of its node.
     #[serde(default)]
     pub redirect_mode: Mode,
-    /// The ports there, paired with the frontend's by name; a single pair needs no name.
+    /// The ports of the backends, paired with the ports of the frontend by name. A single pair needs no name.
     #[schemars(schema_with = "schema::ports::<EndpointPort>")]
     pub to_ports: Vec<EndpointPort>,
 }
@@ -90,10 +91,10 @@ pub enum Mode {
 #[x_kube(validation = rule::bounded())]
 #[serde(rename_all = "camelCase")]
 pub struct AddressEndpoint {
-    /// IPv4 and IPv6; each serves dials of its own family.
+    /// IPv4 and IPv6 addresses. Each one is used for dials of its own family.
     #[schemars(schema_with = "schema::addresses")]
     pub addresses: Vec<String>,
-    /// The ports there, paired with the frontend's by name; a single pair needs no name.
+    /// The ports of the backends, paired with the ports of the frontend by name. A single pair needs no name.
     #[schemars(schema_with = "schema::ports::<AddressPort>")]
     pub to_ports: Vec<AddressPort>,
 }
@@ -101,11 +102,11 @@ pub struct AddressEndpoint {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BalancingConfig {
-    /// The nodes on which the policy holds; left out: all.
+    /// Selects the nodes on which the policy applies. The default is all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_label_selector: Option<LabelSelector>,
-    /// Whether it holds on hosts outside the cluster.
-    #[serde(default = "yes")]
+    /// Whether the policy applies on hosts outside the cluster.
+    #[serde(default = "default_true")]
     pub enable_out_cluster: bool,
 }
 

@@ -1,35 +1,35 @@
-//! The CustomResourceDefinitions, made from the types.
+//! Generates the CustomResourceDefinitions from the types.
 
 use super::{BalancingPolicy, LocalRedirectPolicy};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-/// Both, in the form in which they are installed.
+/// Both definitions in the form in which they are installed.
 pub fn definitions() -> [Value; 2] {
-    [LocalRedirectPolicy::crd(), BalancingPolicy::crd()].map(plain)
+    [LocalRedirectPolicy::crd(), BalancingPolicy::crd()].map(to_value)
 }
 
-/// One document of a file for `kubectl apply`.
+/// The definition as a YAML document for `kubectl apply`.
 pub fn definition_yaml(definition: &Value) -> Result<String, serde_saphyr::SerializeError> {
     Ok(format!("---\n{}", serde_saphyr::to_string(definition)?))
 }
 
-fn plain(definition: CustomResourceDefinition) -> Value {
+fn to_value(definition: CustomResourceDefinition) -> Value {
     let mut value = serde_json::to_value(definition).unwrap_or_default();
-    without_null(&mut value);
+    remove_nullable(&mut value);
     value
 }
 
-/// An `Option` here is a field that may be left out. The derive makes it one that may also be null, and to CEL a field
-/// that is null is there.
-fn without_null(value: &mut Value) {
+/// Removes `nullable`. An `Option` in the types is a field that may be absent, but the derive also allows null for it.
+/// CEL treats a field that is null as present.
+fn remove_nullable(value: &mut Value) {
     match value {
         Value::Object(map) => {
             map.retain(|key, value| key != "nullable" || !value.is_boolean());
-            map.values_mut().for_each(without_null);
+            map.values_mut().for_each(remove_nullable);
         }
-        Value::Array(items) => items.iter_mut().for_each(without_null),
+        Value::Array(items) => items.iter_mut().for_each(remove_nullable),
         _ => {}
     }
 }

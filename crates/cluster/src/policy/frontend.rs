@@ -1,19 +1,19 @@
-//! What is dialled: a Service's ClusterIPs, or a virtual address.
+//! The frontend of a policy: the ClusterIPs of a Service, or a virtual address.
 
 use super::port::Transport;
 use super::{rule, schema};
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// Exactly one of the two.
+/// Exactly one of serviceMatcher and addressMatcher.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[x_kube(validation = rule::one_of("serviceMatcher", "addressMatcher"))]
 #[serde(rename_all = "camelCase")]
 pub struct Frontend {
-    /// The ClusterIPs of a Service; its load-balancer addresses, externalIPs and NodePorts keep their meaning.
+    /// The ClusterIPs of a Service. Its load balancer addresses, externalIPs and NodePorts are not affected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_matcher: Option<ServiceMatcher>,
-    /// A virtual address, out of the ranges that the agents allow.
+    /// A virtual address within the ranges that the agents allow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address_matcher: Option<AddressMatcher>,
 }
@@ -21,11 +21,11 @@ pub struct Frontend {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceMatcher {
-    /// A Service of the policy's own namespace.
+    /// The name of a Service in the policy's own namespace.
     #[schemars(length(max = 63))]
     #[x_kube(validation = rule::label("write the name of a Service of the policy's own namespace: a-z, 0-9 and '-'"))]
     pub service_name: String,
-    /// Left out: every port of the Service, paired by its name there.
+    /// The ports of the Service. The default is every port, paired with the ports of the backend by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::dialled_ports")]
     pub to_ports: Option<Vec<FrontendPort>>,
@@ -34,7 +34,7 @@ pub struct ServiceMatcher {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressMatcher {
-    /// IPv4 or IPv6.
+    /// An IPv4 or IPv6 address.
     #[schemars(length(max = 39))]
     #[x_kube(validation = rule::address(), validation = rule::dialable())]
     pub ip: String,
@@ -46,7 +46,7 @@ pub struct AddressMatcher {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendPort {
-    /// Pairs it with a port of the backend; a single pair needs none.
+    /// Pairs this port with a port of the backend. A single pair needs no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = rule::label(rule::PORT_NAME))]

@@ -1,4 +1,4 @@
-//! Ports of backends.
+//! The ports of a policy.
 
 use super::{rule, schema};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -6,7 +6,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a socket hook can see.
+/// The protocols that the socket hooks support.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Transport {
@@ -15,27 +15,27 @@ pub enum Transport {
     Udp,
 }
 
-/// A port of the pods that are chosen.
+/// A port of the selected pods.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointPort {
-    /// Pairs it with a port of the frontend; a single pair needs none.
+    /// Pairs this port with a port of the frontend. A single pair needs no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = rule::label(rule::PORT_NAME))]
     pub name: Option<String>,
-    /// A number, or the name of a container port, looked up pod by pod.
+    /// A number, or the name of a container port, which is looked up in each pod.
     #[schemars(schema_with = "schema::number_or_name")]
     pub port: IntOrString,
     #[serde(default)]
     pub protocol: Transport,
 }
 
-/// A port of the addresses that are given: nobody could look a name up.
+/// A port of fixed addresses. It cannot be a name, because there is no pod to look it up in.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressPort {
-    /// Pairs it with a port of the frontend; a single pair needs none.
+    /// Pairs this port with a port of the frontend. A single pair needs no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = rule::label(rule::PORT_NAME))]

@@ -1,4 +1,4 @@
-//! LocalRedirectPolicy: what is dialled goes to pods on the dialler's own node.
+//! LocalRedirectPolicy: sends dials to pods on the same node.
 
 use super::port::EndpointPort;
 use super::selector::LabelSelector;
@@ -7,8 +7,8 @@ use super::{Frontend, rule, schema};
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-/// Sends what is dialled to ready pods on the dialler's own node. Without any there, the next in the order serves:
-/// a BalancingPolicy, then the Service.
+/// Sends dials to ready pods on the same node. Without such a pod, the next level is used: a BalancingPolicy, then the
+/// Service.
 #[derive(CustomResource, Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[kube(
     group = "beeline.dev",
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
     namespaced,
     status = "PolicyStatus",
     derive = "PartialEq",
-    doc = "Sends what is dialled to ready pods on the dialler's own node; without any there, the next in the order serves: a BalancingPolicy, then the Service.",
+    doc = "Sends dials to ready pods on the same node. Without such a pod, the next level is used: a BalancingPolicy, then the Service.",
     validation = rule::name(),
     printcolumn(name = "Frontend", type_ = "string", json_path = ".spec.frontend..['serviceName','ip']"),
     printcolumn(name = "Mode", type_ = "string", json_path = ".status.mode"),
@@ -37,11 +37,11 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct LocalRedirectPolicySpec {
-    /// What is dialled.
+    /// The Service or address that is dialled.
     pub frontend: Frontend,
-    /// Where it goes.
+    /// The pods that dials are sent to.
     pub backend: LocalBackend,
-    /// Where the policy holds, and how much it takes.
+    /// Where the policy applies, and its limit.
     #[serde(default)]
     pub config: LocalRedirectConfig,
 }
@@ -49,9 +49,9 @@ pub struct LocalRedirectPolicySpec {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalBackend {
-    /// Pods of the policy's own namespace; those that are ready and on the dialler's node serve.
+    /// Selects pods of the policy's own namespace. Only ready pods on the node of the dialling process are used.
     pub endpoint_selector: LabelSelector,
-    /// The pods' ports, paired with the frontend's by name; a single pair needs no name.
+    /// The ports of the pods, paired with the ports of the frontend by name. A single pair needs no name.
     #[schemars(schema_with = "schema::ports::<EndpointPort>")]
     pub to_ports: Vec<EndpointPort>,
 }
@@ -59,13 +59,13 @@ pub struct LocalBackend {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalRedirectConfig {
-    /// The nodes on which the policy holds; left out: all.
+    /// Selects the nodes on which the policy applies. The default is all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_label_selector: Option<LabelSelector>,
-    /// Whether it holds on hosts outside the cluster.
-    #[serde(default = "yes")]
+    /// Whether the policy applies on hosts outside the cluster.
+    #[serde(default = "default_true")]
     pub enable_out_cluster: bool,
-    /// How much the policy takes on each node; what is over it goes to the next in the order. Left out: everything.
+    /// Limits the dials of the policy on each node. Dials over the limit go to the next level. The default is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<ConnectLimit>,
 }
@@ -76,18 +76,18 @@ impl Default for LocalRedirectConfig {
     }
 }
 
-pub(super) fn yes() -> bool {
+pub(super) fn default_true() -> bool {
     true
 }
 
-/// A token bucket, one for the policy on each node.
+/// A token bucket for the policy on each node.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectLimit {
-    /// Connects (and first datagrams) that it takes every second.
+    /// The number of connects (and first datagrams) per second.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub connects_per_second: i32,
-    /// So many at once after a pause; left out: one second's.
+    /// The size of the bucket: the number of connects at once after a pause. The default is connectsPerSecond.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub burst: Option<i32>,

@@ -1,13 +1,13 @@
-//! The CEL rules, each with the words that a user reads.
+//! The CEL rules of the policies, each with the message that a user reads.
 //!
-//! The server works out beforehand what a rule can cost at most, from the bounds of lists and texts in the schema, and does
-//! not take a definition that is over its budget: hence the bounds. Objects at different places are different types to
-//! CEL, so lists of ports cannot be chosen by `?:`; a rule about pairs is written out once for each two places instead.
+//! The API server estimates the maximum cost of a rule from the bounds of lists and texts in the schema, and rejects a
+//! definition over its budget. So every list and text has a bound. Objects in different fields have different types in
+//! CEL, so lists of ports cannot be selected by `?:`; a rule about pairs is written out for each pair of fields.
 
 use super::MAX_TARGETS;
 use kube::core::Rule;
 
-/// A frontend's list of ports and a backend's.
+/// The parents of a list of frontend ports and of a list of backend ports.
 type Pairs = &'static [(&'static str, &'static str)];
 
 pub(super) const LOCAL: Pairs = &[(SERVICE, "self.backend"), (ADDRESS, "self.backend")];
@@ -27,7 +27,7 @@ fn rule(rule: impl Into<String>, message: &str) -> Rule {
 }
 
 pub(super) fn name() -> Rule {
-    rule("self.metadata.name.size() <= 63", "metadata.name may have 63 characters at most: choose a shorter one")
+    rule("self.metadata.name.size() <= 63", "metadata.name may have at most 63 characters: choose a shorter name")
 }
 
 pub(super) fn one_of(a: &str, b: &str) -> Rule {
@@ -43,29 +43,29 @@ pub(super) fn address() -> Rule {
     rule("isIP(self) && ip.isCanonical(self)", message)
 }
 
-/// A link-local address may be a virtual one.
+/// A link-local address is allowed as a virtual address.
 pub(super) fn dialable() -> Rule {
     let message =
         "write an address that one host can have: not 0.0.0.0, ::, a loopback, multicast or broadcast address";
     rule("!isIP(self) || ip(self).isGlobalUnicast() || ip(self).isLinkLocalUnicast()", message)
 }
 
-/// As the API server has it for endpoints: whoever could send dials to a link-local address could send them to the
-/// cloud's metadata.
+/// The API server's own rule for endpoints. A policy that could send dials to a link-local address could send them to
+/// the metadata server of the cloud.
 pub(super) fn reachable() -> Rule {
     let message = "write an address that other hosts can reach: not 0.0.0.0, ::, a loopback, link-local, multicast or broadcast address";
     rule("!isIP(self) || ip(self).isGlobalUnicast()", message)
 }
 
-/// Those of the clouds that are not link-local. Addresses are in their shortest form, so texts can be compared.
+/// The metadata addresses of clouds that are not link-local. Addresses are canonical, so their texts can be compared.
 pub(super) fn no_metadata() -> Rule {
     let single = "['168.63.129.16', '100.100.100.200', 'fd20:ce::254', 'fd00:c1::a9fe:a9fe']";
-    let message = "this is a cloud's metadata address, which tells a node's credentials: write another";
+    let message = "this is the metadata address of a cloud, which gives access to the credentials of nodes: write another address";
     rule(format!("!(self in {single}) && !self.startsWith('fd00:ec2:')"), message)
 }
 
 pub(super) fn bounded() -> Rule {
-    let message = format!("addresses times toPorts may be {MAX_TARGETS} at most: make more policies of it");
+    let message = format!("addresses times toPorts may be at most {MAX_TARGETS}: split the policy");
     rule(format!("self.addresses.size() * self.toPorts.size() <= {MAX_TARGETS}"), &message)
 }
 
@@ -76,29 +76,34 @@ pub(super) fn all_named() -> Rule {
 
 pub(super) fn unique_names() -> Rule {
     let once = "self.all(p, !has(p.name) || self.exists_one(q, has(q.name) && q.name == p.name))";
-    rule(once, "a name stands twice: give each port a name of its own")
+    rule(once, "a name is used twice: give each port a name of its own")
 }
 
 pub(super) fn counted(pairs: Pairs) -> Rule {
-    let message = "write as many toPorts for the backend as for the frontend: they are paired";
+    let message = "write the same number of toPorts for the backend and the frontend: they are paired";
     each(pairs, "FRONT.toPorts.size() == BACK.toPorts.size()", message)
 }
 
-/// Of a single pair one side may leave the name out.
+/// In a single pair one side may omit the name.
 const PARTNERS: &str = "(has(f.name) && has(b.name) ? f.name == b.name : BACK.toPorts.size() == 1)";
 
-/// Where the counts differ that is said, and where names are missing that is: one message for one mistake.
+/// This rule holds if the counts differ or names are missing, because other rules report these: one message per
+/// mistake.
 pub(super) fn named(pairs: Pairs) -> Rule {
     let found = format!("FRONT.toPorts.all(f, !has(f.name) || BACK.toPorts.exists(b, {PARTNERS}))");
     let named = "BACK.toPorts.all(b, has(b.name) || BACK.toPorts.size() == 1)";
     let condition = format!("(FRONT.toPorts.size() != BACK.toPorts.size() || !{named} || {found})");
-    each(pairs, &condition, "a port of the frontend has no partner: give one of the backend's toPorts the same name")
+    each(
+        pairs,
+        &condition,
+        "a port of the frontend has no counterpart: give one of the backend's toPorts the same name",
+    )
 }
 
 pub(super) fn same_protocol(pairs: Pairs) -> Rule {
     let some = |more: &str| format!("BACK.toPorts.exists(b, {PARTNERS}{more})");
     let condition = format!("FRONT.toPorts.all(f, !{} || {})", some(""), some(" && b.protocol == f.protocol"));
-    each(pairs, &condition, "ports that are paired have different protocols: write the same protocol for both")
+    each(pairs, &condition, "paired ports have different protocols: write the same protocol for both")
 }
 
 fn each(pairs: Pairs, condition: &str, message: &str) -> Rule {
@@ -109,7 +114,7 @@ fn each(pairs: Pairs, condition: &str, message: &str) -> Rule {
     rule(written.collect::<Vec<_>>().join(" && "), message)
 }
 
-/// One of the two lists is not there: another rule's business, or every port of the Service.
+/// One of the two lists is absent. Another rule checks that, or the policy covers every port of the Service.
 fn missing(front: &str, back: &str) -> String {
     let parts = [front.to_owned(), format!("{front}.toPorts"), back.to_owned(), format!("{back}.toPorts")];
     parts.map(|part| format!("!has({part})")).join(" || ")

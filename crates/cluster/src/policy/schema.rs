@@ -1,11 +1,11 @@
-//! Schemas of lists and of texts in them, which attributes cannot say.
+//! The schemas of lists and of their texts, which cannot be expressed by attributes.
 
 use super::frontend::FrontendPort;
 use super::{MAX_ADDRESSES, MAX_LABELS, MAX_PORTS, MAX_VALUES, rule};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-/// Of a backend. Two dialled ports may lead to the same one.
+/// The ports of a backend. Two dialled ports may lead to the same port.
 pub(super) fn ports<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -17,7 +17,7 @@ pub(super) fn ports<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Of a frontend: a port and protocol can be dialled once.
+/// The ports of a frontend. Each pair of port and protocol may occur only once.
 pub(super) fn dialled_ports(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -30,7 +30,7 @@ pub(super) fn dialled_ports(generator: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The name is checked by a pattern, since to CEL this text has no bound.
+/// The name is checked by a pattern, because CEL sees no bound for the length of this text.
 pub(super) fn number_or_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
@@ -73,7 +73,7 @@ pub(super) fn label_values(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// As the API's own kinds have it for messages: a status goes to everybody who watches.
+/// The API's own limit for messages: a status is sent to every client that watches the object.
 const MAX_MESSAGE: usize = 32_768;
 
 pub(super) fn conditions(generator: &mut SchemaGenerator) -> Schema {

@@ -1,5 +1,4 @@
-//! Label selectors as Kubernetes writes them, with the checks that the API server makes for its own kinds but not for
-//! custom ones.
+//! Label selectors, with the checks that the API server applies to its own kinds but not to custom resources.
 
 use super::{rule, schema};
 use kube::KubeSchema;
@@ -7,11 +6,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// All of it must hold; {} chooses everything.
+/// All requirements must be met. {} selects everything.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LabelSelector {
-    /// Labels and the value that each must have.
+    /// Labels and their required values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::labels")]
     pub match_labels: Option<BTreeMap<String, String>>,
@@ -20,7 +19,7 @@ pub struct LabelSelector {
     pub match_expressions: Option<Vec<LabelRequirement>>,
 }
 
-/// What is asked of one label.
+/// A requirement on one label.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, KubeSchema)]
 #[x_kube(validation = rule::values_needed(), validation = rule::no_values())]
 #[serde(rename_all = "camelCase")]
@@ -29,7 +28,7 @@ pub struct LabelRequirement {
     #[x_kube(validation = rule::label_key())]
     pub key: String,
     pub operator: Operator,
-    /// Of In and NotIn.
+    /// The values for In and NotIn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_values")]
     pub values: Option<Vec<String>>,

@@ -1,42 +1,42 @@
-//! How a policy fares: written by the controller, read by people.
+//! The status of a policy, which the controller writes.
 
 use super::{BalancingPolicySpec, LocalRedirectPolicySpec, Mode, schema};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The policy means something, and nothing stands against it.
+/// Condition: the policy is valid and conflicts with nothing.
 pub const ACCEPTED: &str = "Accepted";
-/// Every node on which it holds has it in its kernel.
+/// Condition: every node on which the policy applies has programmed it.
 pub const PROGRAMMED: &str = "Programmed";
 
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyStatus {
-    /// Of which generation of the policy this speaks.
+    /// The generation of the policy that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Accepted, Programmed.
+    /// The conditions Accepted and Programmed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Option<Vec<Condition>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeCount>,
-    /// How many backends are ready, on all nodes together.
+    /// The number of ready backends on all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backends: Option<i32>,
-    /// local, podEndpoint, hostPort, nodeProxy or addresses: for `kubectl get`.
+    /// local, podEndpoint, hostPort, nodeProxy or addresses, for `kubectl get`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
 }
 
-/// On how many nodes it is programmed, of how many on which it holds.
+/// The nodes that have programmed the policy, and the nodes on which it applies.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeCount {
     pub programmed: i32,
     pub wanted: i32,
-    /// "3/5": for `kubectl get -o wide`.
+    /// Both numbers as "3/5", for `kubectl get -o wide`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
@@ -48,14 +48,14 @@ impl NodeCount {
 }
 
 impl LocalRedirectPolicySpec {
-    /// As `status.mode` says it.
+    /// The text of `status.mode`.
     pub fn mode(&self) -> &'static str {
         "local"
     }
 }
 
 impl BalancingPolicySpec {
-    /// As `status.mode` says it.
+    /// The text of `status.mode`.
     pub fn mode(&self) -> &'static str {
         match self.backend.service_endpoint.as_ref().map(|endpoint| endpoint.redirect_mode) {
             None => "addresses",

@@ -1,24 +1,24 @@
-//! Shared by the tests: manifests as text in, facts out.
+//! Test fixture: parses manifests and gives access to the converted objects.
 #![allow(dead_code)]
 
-use beeline_cluster::{Claim, Convert, Format, Snapshot, parse};
-use beeline_model::fact::{Service, Slice};
+use beeline_cluster::{Converter, ManifestFormat, ServiceFilter, Snapshot, parse_manifests};
+use beeline_model::object::{Service, Slice};
 use std::path::PathBuf;
 
 pub fn read(text: &str) -> Snapshot {
-    read_as(text, Claim::default())
+    read_with(text, ServiceFilter::default())
 }
 
-pub fn read_as(text: &str, claim: Claim) -> Snapshot {
-    parse(text.as_bytes(), Format::Yaml, &mut Convert::new("local", claim))
+pub fn read_with(text: &str, filter: ServiceFilter) -> Snapshot {
+    parse_manifests(text.as_bytes(), ManifestFormat::Yaml, &mut Converter::new("local", filter))
 }
 
-/// A Service `default/a` with this spec.
+/// Converts a Service `default/a` with this spec.
 pub fn service(spec: &str) -> Snapshot {
     read(&format!("{{apiVersion: v1, kind: Service, metadata: {{name: a}}, spec: {{{spec}}}}}"))
 }
 
-/// An EndpointSlice `default/a-1` of a Service `default/a` that is there, with these fields.
+/// Converts an EndpointSlice `default/a-1` with these fields, together with its Service `default/a`.
 pub fn slice(fields: &str) -> Snapshot {
     read(&format!(
         "{{apiVersion: v1, kind: Service, metadata: {{name: a}}, spec: {{clusterIP: 10.0.0.1, ports: [{{port: 80}}]}}}}
@@ -42,7 +42,7 @@ pub fn only_slice(snapshot: &Snapshot) -> &Slice {
 }
 
 pub fn reasons(snapshot: &Snapshot) -> Vec<&'static str> {
-    snapshot.refusals.iter().map(|refusal| refusal.reason).collect()
+    snapshot.refusals.iter().map(|refusal| refusal.reason.as_str()).collect()
 }
 
 pub fn texts<T: ToString>(values: &[T]) -> Vec<String> {

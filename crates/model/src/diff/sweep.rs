@@ -1,21 +1,21 @@
-//! *Sweep*: sets that nothing leads to, backends in no set, owners with neither, nodes that nobody names, filter bits
-//! without a frontend: by what the mirror shows now, never by what the plan once said.
+//! Sweeps unreferenced rows: sets that nothing leads to, backends in no set, owners with neither, nodes that nothing
+//! names, and filter bits without a frontend. The mirror decides, not an earlier plan.
 
-use super::Work;
+use super::Reconciler;
 use crate::hash::{HashMap, HashSet};
-use crate::name::{OwnerName, PortName};
+use crate::name::{PortName, ServiceName};
 use crate::op::{MapError, Maps, Op};
 use crate::planner::Delta;
 use crate::row::*;
 use ipnet::IpNet;
 use std::collections::BTreeMap;
 
-/// Up to this many backends of one owner, looking through its sets is cheaper than a map of their members.
-const FEW: usize = 4;
+/// Up to this many backends of one owner, searching its sets is cheaper than a map of their members.
+const FEW_BACKENDS: usize = 4;
 
-/// Who may dial, as the delta says.
+/// The source ranges of the delta.
 struct Sources<'d> {
-    planned: HashSet<&'d OwnerName>,
+    planned: HashSet<&'d ServiceName>,
     wanted: HashSet<(&'d PortName, IpNet)>,
 }
 
@@ -29,21 +29,21 @@ impl Sources<'_> {
     }
 }
 
-impl<M: Maps> Work<'_, M> {
+impl<M: Maps> Reconciler<'_, M> {
     pub(super) fn sweep(&mut self, delta: &Delta) {
         self.sweep_all_sets();
         self.sweep_members();
-        let relinks = !self.links.is_empty();
-        self.change_links();
+        let has_late_links = !self.late_links.is_empty();
+        self.write_late_links();
         self.empty_rest();
-        if relinks {
+        if has_late_links {
             self.sweep_all_sets();
         }
         self.sweep_backends();
         let sources = Sources::of(delta);
-        for owner in self.touched_owners() {
+        for owner in self.queued_owners() {
             if self.sweep_owner(owner, &sources).is_ok() {
-                self.tables.touched.owners.remove(&owner);
+                self.tables.sweep_queue.owners.remove(&owner);
             }
         }
         self.sweep_policies();
@@ -52,33 +52,33 @@ impl<M: Maps> Work<'_, M> {
     }
 
     fn sweep_all_sets(&mut self) {
-        let mut owners = self.touched_owners();
+        let mut owners = self.queued_owners();
         while let Some(owner) = owners.pop() {
-            // The set below one that goes may have nothing else that leads to it.
+            // The next set of a swept set may have no other reference.
             owners.extend(self.sweep_sets(owner));
         }
     }
 
-    fn touched_owners(&self) -> Vec<OwnerId> {
-        self.tables.touched.owners.iter().copied().collect()
+    fn queued_owners(&self) -> Vec<OwnerId> {
+        self.tables.sweep_queue.owners.iter().copied().collect()
     }
 
-    /// Whatever there is may be in the way. Asked before anything is made: what this round makes is touched as it comes,
-    /// and a start into empty tables has nothing to look through.
-    pub(super) fn touch_all(&mut self) {
+    /// Queues everything that exists. Called before anything is created: rows of this round are queued as they are
+    /// created, and a start with empty tables has nothing to queue.
+    pub(super) fn queue_all(&mut self) {
         let tables = &mut *self.tables;
-        tables.touched.owners.extend(tables.owners.values());
-        tables.touched.owners.extend(tables.sets_of.ids());
-        tables.touched.owners.extend(tables.rows.sources.iter().map(|(owner, _)| *owner));
-        tables.touched.backends.extend(tables.rows.backends.ids());
-        tables.touched.nodes.extend(tables.nodes.values());
-        tables.touched.ports.extend(tables.rows.ports.keys());
-        tables.touched.policies.extend(tables.policies.values());
-        tables.touched.policies.extend(tables.rows.buckets.keys());
-        tables.touched.policies.extend(tables.rows.selected.iter().map(|(policy, _)| *policy));
+        tables.sweep_queue.owners.extend(tables.owners.values());
+        tables.sweep_queue.owners.extend(tables.sets_of.ids());
+        tables.sweep_queue.owners.extend(tables.rows.sources.iter().map(|(owner, _)| *owner));
+        tables.sweep_queue.backends.extend(tables.rows.backends.ids());
+        tables.sweep_queue.nodes.extend(tables.nodes.values());
+        tables.sweep_queue.ports.extend(tables.rows.ports.keys());
+        tables.sweep_queue.policies.extend(tables.policies.values());
+        tables.sweep_queue.policies.extend(tables.rows.buckets.keys());
+        tables.sweep_queue.policies.extend(tables.rows.selected.iter().map(|(policy, _)| *policy));
     }
 
-    /// Gives the owners of what the swept ones led to.
+    /// Returns the owners of the sets that the swept sets linked to.
     fn sweep_sets(&mut self, owner: OwnerId) -> Vec<OwnerId> {
         let wanted = |id| self.tables.refs.contains(id) || self.is_linked(id) || self.is_to_be_linked(id);
         let unused = |id: &SetId| !wanted(*id);
@@ -87,15 +87,15 @@ impl<M: Maps> Work<'_, M> {
         for id in sets {
             let row = self.tables.rows.sets[id];
             below.extend(self.tables.owner_of(row.header.next));
-            self.tables.touched.backends.extend(self.tables.rows.members(&row));
-            self.tables.forget_set(id);
+            self.tables.sweep_queue.backends.extend(self.tables.rows.members(&row));
+            self.tables.remove_set(id);
         }
         below
     }
 
     fn sweep_backends(&mut self) {
         let mut by_owner: BTreeMap<OwnerId, Vec<BackendId>> = BTreeMap::new();
-        for id in std::mem::take(&mut self.tables.touched.backends) {
+        for id in std::mem::take(&mut self.tables.sweep_queue.backends) {
             if let Some(row) = self.tables.rows.backends.get(id) {
                 by_owner.entry(row.owner).or_default().push(id);
             }
@@ -103,7 +103,7 @@ impl<M: Maps> Work<'_, M> {
         for (owner, ids) in by_owner {
             for (id, roles) in self.roles(owner, ids) {
                 if self.sweep_backend(id, roles).is_err() {
-                    self.tables.touched.backends.insert(id);
+                    self.tables.sweep_queue.backends.insert(id);
                 }
             }
         }
@@ -115,19 +115,19 @@ impl<M: Maps> Work<'_, M> {
             return Ok(());
         }
         let name = self.tables.port_name(row.owner);
-        self.write(Op::State(id, State { roles, ..row.state }))?;
+        self.write(Op::State(id, BackendState { roles, ..row.state }))?;
         if roles == 0 {
-            self.tables.touched.owners.insert(row.owner);
+            self.tables.sweep_queue.owners.insert(row.owner);
             self.outcome.retired.extend(name.map(|name| (name, row.address, row.port)));
         }
         Ok(())
     }
 
-    /// The roles of the sets that each backend is in.
+    /// The roles of the sets that contain each backend.
     fn roles(&self, owner: OwnerId, backends: Vec<BackendId>) -> Vec<(BackendId, u8)> {
         let sets = self.tables.sets_of.get(owner).into_iter().flatten();
         let sets: Vec<&SetRow> = sets.filter_map(|id| self.tables.rows.sets.get(*id)).collect();
-        if backends.len() <= FEW {
+        if backends.len() <= FEW_BACKENDS {
             let holds = |row: &SetRow, id| self.tables.rows.members(row).contains(&id);
             let roles = |id| sets.iter().filter(|row| holds(row, id)).fold(0, |roles, row| roles | row.role as u8);
             return backends.into_iter().map(|id| (id, roles(id))).collect();
@@ -142,16 +142,17 @@ impl<M: Maps> Work<'_, M> {
     }
 
     fn sweep_owner(&mut self, owner: OwnerId, sources: &Sources<'_>) -> Result<(), MapError> {
-        // Read from text: not for each of a hundred thousand that are in order.
-        let asked = !self.tables.held.services.is_empty() || self.tables.rows.sources_of(owner).next().is_some();
-        let name = asked.then(|| self.tables.port_name(owner)).flatten();
-        if let Some(error) = name.as_ref().and_then(|name| self.tables.held.services.get(&name.service)) {
+        // The name is parsed from text, so only where it is needed.
+        let needs_name =
+            !self.tables.pending.services.is_empty() || self.tables.rows.sources_of(owner).next().is_some();
+        let name = needs_name.then(|| self.tables.port_name(owner)).flatten();
+        if let Some(error) = name.as_ref().and_then(|name| self.tables.pending.services.get(&name.service)) {
             return Err(error.clone());
         }
         let sets = self.tables.sets_of.get(owner).into_iter().flatten();
-        let waiting = !self.tables.held.links.is_empty() && sets.clone().any(|id| !self.tables.refs.contains(*id));
+        let waiting = !self.tables.pending.links.is_empty() && sets.clone().any(|id| !self.tables.refs.contains(*id));
         if waiting {
-            return Err(MapError::Failed("a set waits for the one that will lead to it".into()));
+            return Err(MapError::Failed("a set is kept for a policy that could not be written".into()));
         }
         for net in self.stale_sources(owner, name.as_ref(), sources) {
             self.write(Op::Source(owner, net, false))?;
@@ -162,7 +163,7 @@ impl<M: Maps> Work<'_, M> {
         if named && !in_use { self.write(Op::Name(owner, None)) } else { Ok(()) }
     }
 
-    /// A service that the delta does not mention keeps its ranges as long as a set needs them.
+    /// A service that the delta does not contain keeps its ranges while a set needs them.
     fn stale_sources(&self, owner: OwnerId, name: Option<&PortName>, sources: &Sources<'_>) -> Vec<IpNet> {
         let sets = self.tables.sets_of.get(owner).into_iter().flatten();
         let restricted = sets.filter_map(|id| self.tables.rows.sets.get(*id)).any(|set| set.header.restricted);
@@ -174,21 +175,21 @@ impl<M: Maps> Work<'_, M> {
     }
 
     fn sweep_nodes(&mut self) {
-        for id in std::mem::take(&mut self.tables.touched.nodes) {
+        for id in std::mem::take(&mut self.tables.sweep_queue.nodes) {
             let unused = self.tables.rows.names.contains(id) && !self.tables.node_refs.contains(id);
             if unused && self.write(Op::Name(id, None)).is_err() {
-                self.tables.touched.nodes.insert(id);
+                self.tables.sweep_queue.nodes.insert(id);
             }
         }
     }
 
     fn sweep_ports(&mut self) {
-        for (protocol, port) in std::mem::take(&mut self.tables.touched.ports) {
+        for (protocol, port) in std::mem::take(&mut self.tables.sweep_queue.ports) {
             let used = |node_port| self.tables.port_refs.contains_key(&(protocol, port, node_port));
             let bits = PortBits { frontend: used(false), node_port: used(true) };
             let old = self.tables.rows.ports.get(&(protocol, port)).copied().unwrap_or_default();
             if old != bits && self.write(Op::Port(protocol, port, bits)).is_err() {
-                self.tables.touched.ports.insert((protocol, port));
+                self.tables.sweep_queue.ports.insert((protocol, port));
             }
         }
     }

@@ -1,111 +1,113 @@
-//! What one policy should become on this node: the frontends that it claims and the sets that they lead to. Pure, no ids.
+//! The plan of one policy on this host: the frontends that it claims and the sets that they lead to. Pure functions,
+//! without ids.
 //!
-//! A set of a policy serves one frontend. Empty, it stays: dials fall through to the next in the order (`Claims::chain`
-//! says which that is), and find the policy again as soon as it has a backend, without a change of any row.
+//! Each frontend of a policy has its own set. An empty set stays in place: its dials go to the next set in the chain
+//! (`Claims::chain`), and use the policy again as soon as it has a backend, without a change of any frontend row.
 
-use super::away::may_hold;
-use super::pair::{Pair, pair_ports, refusal};
+use super::port_pair::{PortPair, pair_ports, refusal};
+use super::remote::may_program;
 use super::target::{backends, members};
 use super::{ServicePlan, SetPlan, SetPolicy};
 use crate::address::{Address, Family};
 use crate::claim::Claim;
-use crate::fact::{Node, Pod, PodName, Refusal, Service};
+use crate::cluster::path;
 use crate::hash::HashMap;
-use crate::name::{Audience, OwnerName, PortName, SetName, SetRole};
+use crate::name::{Audience, PortName, ServiceName, SetName, SetRole};
+use crate::object::{Node, Pod, PodName, Service};
 use crate::policy::{Limit, Matcher, Policy, PolicyKind, PolicySlice, Target};
-use crate::row::{FrontendKey, Kind, MAX_SLOTS, Rule, WhenEmpty};
-use crate::rules::{Rules, StandPoint};
-use crate::stand::way;
+use crate::refusal::{Refusal, RefusalReason};
+use crate::row::{FrontendKey, FrontendKind, MAX_SLOTS, Rule, WhenEmpty};
+use crate::rules::{HostRole, Rules};
 use crate::virtual_address;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What a plan needs to know beside the policy.
-pub struct Ground<'a> {
+/// What the plan of a policy depends on.
+pub struct PolicyContext<'a> {
     pub rules: &'a Rules,
-    /// Where we stand to the policy's cluster, and its nodes.
-    pub way: way::Ground<'a>,
-    /// Of this node.
+    /// The role of this host in the policy's cluster, and the nodes of that cluster.
+    pub path: path::PathContext<'a>,
+    /// The pods of this node.
     pub pods: &'a BTreeMap<PodName, Pod>,
-    /// By the uid of their pod.
+    /// Cgroup ids by pod UID.
     pub cgroups: &'a HashMap<Box<str>, u64>,
-    /// The one that its frontend names.
+    /// The Service that the policy's frontend names.
     pub service: Option<&'a Service>,
     pub slices: &'a [PolicySlice],
-    /// Whose its virtual address is already.
+    /// The current owner of the policy's virtual address, if any.
     pub taken: Option<String>,
 }
 
-impl Ground<'_> {
-    /// Outside the cluster there is none, whatever this host is called.
+impl PolicyContext<'_> {
+    /// This host's Node. `None` outside the cluster, even if a Node has the name of this host.
     fn own_node(&self) -> Option<&Node> {
-        self.way.nodes.get(&self.rules.node_name).filter(|_| self.way.stand != StandPoint::Outside)
+        self.path.nodes.get(&self.rules.node_name).filter(|_| self.path.host_role != HostRole::Outside)
     }
 }
 
-/// Whether a policy is meant for this host.
+/// Whether a policy applies to this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Standing {
-    Here,
-    /// Its nodeLabelSelector asks for other nodes.
+pub enum PolicyApplicability {
+    ThisNode,
+    /// The policy's nodeLabelSelector selects other nodes.
     OtherNodes,
-    /// `enableOutCluster: false`, and we stand outside.
+    /// `enableOutCluster: false`, and this host is outside the cluster.
     InsideOnly,
 }
 
-pub fn standing(policy: &Policy, ground: &Ground<'_>) -> Standing {
+pub fn applicability(policy: &Policy, context: &PolicyContext<'_>) -> PolicyApplicability {
     let unknown = Default::default();
-    let labels = ground.own_node().map_or(&unknown, |node| &node.labels);
+    let labels = context.own_node().map_or(&unknown, |node| &node.labels);
     match &policy.nodes {
-        _ if ground.way.stand == StandPoint::Outside && !policy.out_cluster => Standing::InsideOnly,
-        Some(selector) if !selector.matches(labels) => Standing::OtherNodes,
-        _ => Standing::Here,
+        _ if context.path.host_role == HostRole::Outside && !policy.out_cluster => PolicyApplicability::InsideOnly,
+        Some(selector) if !selector.matches(labels) => PolicyApplicability::OtherNodes,
+        _ => PolicyApplicability::ThisNode,
     }
 }
 
-/// What is dialled, and as what.
+/// The frontends of a policy: every address is combined with every port pair.
 struct Frontends {
     addresses: Vec<Address>,
-    kind: Kind,
-    pairs: Vec<Pair>,
-    left: Vec<Refusal>,
+    kind: FrontendKind,
+    pairs: Vec<PortPair>,
+    skipped: Vec<Refusal>,
 }
 
-/// Not accepted, or not for us: nothing is claimed, and what is below it in the order serves.
-pub fn plan_policy(policy: &Policy, ground: &Ground<'_>) -> ServicePlan {
+/// A policy that is not accepted or does not apply to this host claims nothing, so the next level of precedence serves.
+pub fn plan_policy(policy: &Policy, context: &PolicyContext<'_>) -> ServicePlan {
     let mut plan = ServicePlan::default();
-    match accept(policy, ground) {
+    match accept(policy, context) {
         Err(refusal) => plan.refusals.push(refusal),
-        Ok(_) if standing(policy, ground) != Standing::Here => {}
-        Ok(frontends) => write(policy, ground, frontends, &mut plan),
+        Ok(_) if applicability(policy, context) != PolicyApplicability::ThisNode => {}
+        Ok(frontends) => write(policy, context, frontends, &mut plan),
     }
     plan
 }
 
 /// Why the policy as a whole is not accepted.
-pub fn objection(policy: &Policy, ground: &Ground<'_>) -> Option<Refusal> {
-    accept(policy, ground).err()
+pub fn rejection(policy: &Policy, context: &PolicyContext<'_>) -> Option<Refusal> {
+    accept(policy, context).err()
 }
 
-fn accept(policy: &Policy, ground: &Ground<'_>) -> Result<Frontends, Refusal> {
+fn accept(policy: &Policy, context: &PolicyContext<'_>) -> Result<Frontends, Refusal> {
     check_target(policy)?;
     check_limit(policy)?;
-    let found = pair_ports(policy, ground.service)?;
+    let paired = pair_ports(policy, context.service)?;
     let (addresses, kind) = match &policy.matcher {
-        Matcher::Service { .. } => (cluster_ips(ground), Kind::ClusterIp),
+        Matcher::Service { .. } => (cluster_ips(context), FrontendKind::ClusterIp),
         Matcher::Address { address, .. } => {
-            check_virtual(policy, *address, ground)?;
-            (vec![*address], Kind::Virtual)
+            check_virtual(policy, *address, context)?;
+            (vec![*address], FrontendKind::Virtual)
         }
     };
-    Ok(Frontends { addresses, kind, pairs: found.pairs, left: found.left })
+    Ok(Frontends { addresses, kind, pairs: paired.pairs, skipped: paired.skipped })
 }
 
-/// Those that its Service may have here at all.
-fn cluster_ips(ground: &Ground<'_>) -> Vec<Address> {
-    let all = ground.service.into_iter().flat_map(|service| service.cluster_ips.iter().copied());
-    all.filter(|address| may_hold(ground.rules, &ground.way, *address)).collect()
+/// The ClusterIPs of the policy's Service that may be programmed on this host.
+fn cluster_ips(context: &PolicyContext<'_>) -> Vec<Address> {
+    let all = context.service.into_iter().flat_map(|service| service.cluster_ips.iter().copied());
+    all.filter(|address| may_program(context.rules, &context.path, *address)).collect()
 }
 
 fn check_target(policy: &Policy) -> Result<(), Refusal> {
@@ -117,46 +119,46 @@ fn check_target(policy: &Policy) -> Result<(), Refusal> {
         }
         (PolicyKind::Balancing, Target::Addresses { addresses, .. }) => {
             let bad = addresses.iter().find(special);
-            bad.map(|bad| format!("{bad} is no address of a server: loopback, unspecified or multicast"))
+            bad.map(|bad| format!("{bad} cannot be a backend: it is a loopback, unspecified or multicast address"))
         }
-        (kind, _) => Some(format!("a {kind} cannot have such a backend")),
+        (kind, _) => Some(format!("a {kind} cannot have this type of backend")),
     };
-    problem.map_or(Ok(()), |why| Err(refusal(policy, "badBackend", why)))
+    problem.map_or(Ok(()), |why| Err(refusal(policy, RefusalReason::BadBackend, why)))
 }
 
 fn check_limit(policy: &Policy) -> Result<(), Refusal> {
     match policy.limit {
         Some(Limit { connects_per_second: 0, .. } | Limit { burst: 0, .. }) => {
             let why = "connectsPerSecond and burst are at least 1; leave the limit out for none";
-            Err(refusal(policy, "badLimit", why))
+            Err(refusal(policy, RefusalReason::BadLimit, why))
         }
         _ => Ok(()),
     }
 }
 
-fn check_virtual(policy: &Policy, address: Address, ground: &Ground<'_>) -> Result<(), Refusal> {
+fn check_virtual(policy: &Policy, address: Address, context: &PolicyContext<'_>) -> Result<(), Refusal> {
     let not_allowed = |why: &dyn std::fmt::Display| {
-        Err(refusal(policy, "virtualAddressNotAllowed", format!("virtual address {address}: {why}")))
+        Err(refusal(policy, RefusalReason::VirtualAddressNotAllowed, format!("virtual address {address}: {why}")))
     };
-    if ground.way.is_ours(address) {
+    if context.path.is_own_address(address) {
         let message = format!(
             "virtual address {address} is this host's own, loopback or link-local: no remote cluster's; use one of \
-             fd00:bee::/48, or of another range that --virtual-ranges lists"
+             fd00:bee::/48, or of another range that --virtual-address-cidrs lists"
         );
-        return Err(refusal(policy, "ownAddress", message));
+        return Err(refusal(policy, RefusalReason::OwnAddress, message));
     }
-    match (virtual_address::check(&ground.rules.virtual_ranges, address), &ground.taken) {
+    match (virtual_address::check(&context.rules.virtual_ranges, address), &context.taken) {
         (Err(why), _) => not_allowed(&why),
-        (Ok(()), Some(whose)) => not_allowed(&format!("it is {whose} already")),
+        (Ok(()), Some(owner)) => not_allowed(&format!("it is {owner} already")),
         (Ok(()), None) => Ok(()),
     }
 }
 
-fn write(policy: &Policy, ground: &Ground<'_>, frontends: Frontends, plan: &mut ServicePlan) {
-    let owner = OwnerName::of_policy(&policy.name);
-    let Frontends { addresses, kind, pairs, left } = frontends;
-    plan.refusals = left;
-    plan.members = members(policy, ground);
+fn write(policy: &Policy, context: &PolicyContext<'_>, frontends: Frontends, plan: &mut ServicePlan) {
+    let owner = ServiceName::of_policy(&policy.name);
+    let Frontends { addresses, kind, pairs, skipped } = frontends;
+    plan.refusals = skipped;
+    plan.members = members(policy, context);
     for pair in pairs.iter().filter(|pair| pair.dialled.protocol.has_hook()) {
         for address in &addresses {
             let name = set_name(policy, &owner, pair, address.family());
@@ -164,38 +166,44 @@ fn write(policy: &Policy, ground: &Ground<'_>, frontends: Frontends, plan: &mut 
             let (created, service) = (policy.created, owner.clone());
             let claim = Claim { kind, rank: 0, created, service, set: Some(name.clone()) };
             plan.claims.push((key, claim));
-            plan.sets.push(set(policy, ground, pair, name, &mut plan.refusals));
+            plan.sets.push(set(policy, context, pair, name, &mut plan.refusals));
         }
     }
     plan.refusals.sort();
     plan.refusals.dedup();
 }
 
-fn set_name(policy: &Policy, owner: &OwnerName, pair: &Pair, family: Family) -> SetName {
+fn set_name(policy: &Policy, owner: &ServiceName, pair: &PortPair, family: Family) -> SetName {
     let port = pair.dialled.name.clone();
     let role = match policy.name.kind {
         PolicyKind::LocalRedirect => SetRole::Local,
         PolicyKind::Balancing => SetRole::Cluster,
     };
-    let matched = policy.matcher.mark(&pair.dialled);
+    let matched = policy.matcher.fingerprint(&pair.dialled);
     let owner = PortName { matched, ..PortName::new(owner.clone(), port, pair.dialled.protocol) };
     SetName { owner, family, role, audience: Audience::Everyone }
 }
 
-fn set(policy: &Policy, ground: &Ground<'_>, pair: &Pair, name: SetName, refusals: &mut Vec<Refusal>) -> SetPlan {
-    let mut backends = backends(policy, ground, pair, name.family, refusals);
+fn set(
+    policy: &Policy,
+    context: &PolicyContext<'_>,
+    pair: &PortPair,
+    name: SetName,
+    refusals: &mut Vec<Refusal>,
+) -> SetPlan {
+    let mut backends = backends(policy, context, pair, name.family, refusals);
     if backends.len() > MAX_SLOTS {
         let message = format!("{} backends of {}: only the first {MAX_SLOTS} are used", backends.len(), name.owner);
-        refusals.push(refusal(policy, "tooManyEndpoints", message));
+        refusals.push(refusal(policy, RefusalReason::TooManyEndpoints, message));
         backends.truncate(MAX_SLOTS);
     }
     let redirects = policy.name.kind == PolicyKind::LocalRedirect;
-    let kept = ground.service.and_then(|service| service.affinity).filter(|_| !redirects);
+    let affinity = context.service.and_then(|service| service.affinity).filter(|_| !redirects);
     SetPlan {
         rule: if redirects { Rule::Redirect } else { Rule::Balancing },
-        affinity: kept.unwrap_or(0),
+        affinity: affinity.unwrap_or(0),
         when_empty: WhenEmpty::Refuse,
-        any: !backends.is_empty(),
+        has_any_endpoint: !backends.is_empty(),
         next: None,
         policy: Some(SetPolicy { limit: policy.limit, self_next: redirects }),
         name,

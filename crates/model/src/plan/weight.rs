@@ -1,14 +1,14 @@
-//! A weight is a number of slots: how often an entry stands in its set.
+//! Weights: a backend with weight n has n slots in its set.
 
 use super::BackendPlan;
 use crate::row::MAX_SLOTS;
 use std::collections::BTreeMap;
 
-/// A set whose backends are weighed has no more slots than this, or a few for each backend.
+/// Maximum number of slots of a weighted set. Large sets get `SLOTS_EACH` slots per backend instead.
 const MOST_SLOTS: usize = 256;
 const SLOTS_EACH: usize = 4;
 
-/// Each backend as often as it is listed, divided by what all have in common. Sorted.
+/// Returns each backend as often as it is listed, after dividing the counts by their greatest common divisor. Sorted.
 pub(crate) fn weigh(listed: Vec<BackendPlan>) -> Vec<BackendPlan> {
     let mut counts: BTreeMap<BackendPlan, usize> = BTreeMap::new();
     listed.into_iter().for_each(|backend| *counts.entry(backend).or_default() += 1);
@@ -19,12 +19,12 @@ pub(crate) fn weigh(listed: Vec<BackendPlan>) -> Vec<BackendPlan> {
 fn fit(counts: Vec<usize>) -> Vec<usize> {
     let common = counts.iter().copied().fold(0, gcd).max(1);
     let total: usize = counts.iter().map(|count| count / common).sum();
-    let room = MOST_SLOTS.max(SLOTS_EACH * counts.len()).min(MAX_SLOTS).max(counts.len());
-    if total <= room {
+    let max_slots = MOST_SLOTS.max(SLOTS_EACH * counts.len()).min(MAX_SLOTS).max(counts.len());
+    if total <= max_slots {
         return counts.into_iter().map(|count| count / common).collect();
     }
-    // One for each, and the rest by what each has beyond that.
-    let (spare, beyond) = (room - counts.len(), total - counts.len());
+    // One slot for each backend. The remaining slots are distributed in proportion to the counts.
+    let (spare, beyond) = (max_slots - counts.len(), total - counts.len());
     counts.into_iter().map(|count| 1 + (count / common - 1) * spare / beyond).collect()
 }
 
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_is_a_number_of_slots() {
+    fn counts_become_slots_without_common_divisor() {
         assert_eq!(weights(&[2, 2]), [1, 1]);
         assert_eq!(weights(&[4, 2]), [2, 1]);
         assert_eq!(weights(&[3, 1, 2]), [3, 1, 2]);
@@ -57,11 +57,11 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_more_slots_than_fit() {
+    fn the_number_of_slots_is_limited() {
         let many: Vec<usize> = std::iter::once(1000).chain([1; 200]).collect();
         let slots = weights(&many);
         assert_eq!((slots.iter().sum::<usize>(), slots[0], slots[200]), (804, 604, 1));
-        assert_eq!(fit(vec![1; 300]), vec![1; 300], "one for each is the least");
+        assert_eq!(fit(vec![1; 300]), vec![1; 300], "every backend has at least one slot");
         assert_eq!(fit(vec![2; MAX_SLOTS + 9]), vec![1; MAX_SLOTS + 9]);
         let uneven: Vec<usize> = (1..=MAX_SLOTS / 2).collect();
         let slots: usize = fit(uneven).iter().sum();

@@ -1,19 +1,20 @@
-//! Nodes' addresses as slices, so that agents need not watch Nodes: one endpoint a node and address, in slices by kind
-//! and family.
+//! Publishes node addresses as slices, so that agents need not watch Nodes: one endpoint per node and address, in
+//! slices by address kind and family.
 
-use super::pack::Pack;
+use super::slice_packer::SlicePacker;
 use crate::address::{Address, Family};
-use crate::fact::{AddressType, Fact, Node};
+use crate::change::{Change, ObjectKey};
 use crate::hash::HashMap;
 use crate::name::Name;
+use crate::object::{AddressType, Node, Object};
 use std::collections::BTreeSet;
 
-/// Which of a node's addresses.
+/// The kinds of node addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeAddress {
     Internal,
     External,
-    /// Of its entry.
+    /// The address of the node's proxy (`redirectMode: nodeProxy`).
     Entry,
 }
 
@@ -38,47 +39,48 @@ pub struct NodeSlice {
     pub endpoints: Box<[NodeEndpoint]>,
 }
 
-type Place = (Name, NodeAddress, Family);
+type SliceMember = (Name, NodeAddress, Family);
 
-/// A node has few addresses of a kind; one that shows hundreds must not fill a slice.
-const ADDRESSES: usize = 8;
+/// Maximum number of published addresses per node and kind, so that one node cannot fill a slice.
+const MAX_ADDRESSES: usize = 8;
 const PREFIX: &str = "beeline-nodes-";
 
 #[derive(Debug, Default)]
 pub struct NodePublisher {
     nodes: BTreeSet<Name>,
-    slices: Pack<(NodeAddress, Family), Place, Vec<NodeEndpoint>>,
-    earlier: HashMap<Place, u32>,
+    slices: SlicePacker<(NodeAddress, Family), SliceMember, Vec<NodeEndpoint>>,
+    earlier_slices: HashMap<SliceMember, u32>,
 }
 
 impl NodePublisher {
-    /// What an earlier run published, told before everything else: who stands in a slice stays in it.
+    /// Adds a slice that an earlier process published. Must be called before any change is applied. The endpoints keep
+    /// their slices.
     pub fn adopt(&mut self, slice: &NodeSlice) {
         let Some(number) = slice.name.strip_prefix(PREFIX).and_then(|number| number.parse().ok()) else { return };
         for endpoint in &slice.endpoints {
-            self.earlier.insert((endpoint.node.clone(), slice.kind, slice.family), number);
+            self.earlier_slices.insert((endpoint.node.clone(), slice.kind, slice.family), number);
         }
     }
 
-    pub fn apply(&mut self, fact: &Fact) {
-        match fact {
-            Fact::Node(node) => self.put(node),
-            Fact::NodeGone { name, .. } => self.remove(name),
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Upsert(Object::Node(node)) => self.insert(node),
+            Change::Delete(ObjectKey::Node { name, .. }) => self.remove(name),
             _ => {}
         }
     }
 
-    fn put(&mut self, node: &Node) {
+    fn insert(&mut self, node: &Node) {
         self.nodes.insert(node.name.clone());
         for kind in NodeAddress::ALL {
             for family in Family::BOTH {
-                let place = (node.name.clone(), kind, family);
+                let member = (node.name.clone(), kind, family);
                 let endpoints: Vec<NodeEndpoint> = endpoints(node, kind, family).collect();
                 if endpoints.is_empty() {
-                    self.slices.remove(&place);
+                    self.slices.remove(&member);
                 } else {
-                    let earlier = self.earlier.get(&place).copied();
-                    self.slices.put(place, &(kind, family), endpoints, earlier);
+                    let earlier = self.earlier_slices.get(&member).copied();
+                    self.slices.insert(member, &(kind, family), endpoints, earlier);
                 }
             }
         }
@@ -91,23 +93,23 @@ impl NodePublisher {
         }
     }
 
-    /// Names of the slices that are other than when last asked.
+    /// The names of the slices that changed since the last call.
     pub fn take_changed(&mut self) -> Vec<Name> {
         self.slices.take_changed().into_iter().map(name).collect()
     }
 
-    /// All slices, as they should be now.
+    /// All slices in their current state.
     pub fn slices(&self) -> impl Iterator<Item = NodeSlice> {
         self.slices.numbers().filter_map(|number| self.slice(number))
     }
 
     fn slice(&self, number: u32) -> Option<NodeSlice> {
-        let bin = self.slices.bin(number)?;
-        let endpoints = bin.members.values().flatten().cloned().collect();
-        Some(NodeSlice { name: name(number), kind: bin.group.0, family: bin.group.1, endpoints })
+        let packed = self.slices.get(number)?;
+        let endpoints = packed.members.values().flatten().cloned().collect();
+        Some(NodeSlice { name: name(number), kind: packed.group.0, family: packed.group.1, endpoints })
     }
 
-    /// `None`: there is to be no slice of that name.
+    /// `None` if there should be no slice of that name.
     pub fn slice_named(&self, name: &str) -> Option<NodeSlice> {
         self.slice(name.strip_prefix(PREFIX)?.parse().ok()?)
     }
@@ -117,7 +119,7 @@ fn name(number: u32) -> Name {
     format!("{PREFIX}{number}").into()
 }
 
-/// An API server takes no slice with an address that only means something on one host.
+/// The API server rejects slices with unspecified, loopback, link-local or multicast addresses.
 fn endpoints(node: &Node, kind: NodeAddress, family: Family) -> impl Iterator<Item = NodeEndpoint> {
     let typed = |wanted: AddressType| node.addresses.iter().filter(move |(is, _)| *is == wanted).map(|(_, a)| *a);
     let addresses: Vec<Address> = match kind {
@@ -127,7 +129,7 @@ fn endpoints(node: &Node, kind: NodeAddress, family: Family) -> impl Iterator<It
     };
     let plain = |a: &Address| !a.is_any() && !a.is_loopback() && !a.is_link_local() && !a.ip().is_multicast();
     let fit = addresses.into_iter().filter(move |address| address.family() == family && plain(address));
-    fit.take(ADDRESSES).map(|address| NodeEndpoint {
+    fit.take(MAX_ADDRESSES).map(|address| NodeEndpoint {
         node: node.name.clone(),
         address,
         zone: node.zone.clone(),

@@ -1,9 +1,9 @@
-//! What must hold of the tables between any two rounds, said as a check: tests ask it after every step.
+//! Checks the invariants of the tables between two rounds. Tests call it after every step.
 
-use super::{Released, Tables};
+use super::{ReleasedId, Tables};
 use crate::address::Address;
-use crate::by_id::ById;
 use crate::hash::HashMap;
+use crate::id_map::IdMap;
 use crate::range;
 use crate::row::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,8 +15,8 @@ fn ensure(holds: bool, message: impl FnOnce() -> String) -> Check {
 }
 
 impl Tables {
-    /// The first thing that is not as it must be: an id that is both in use and free, or neither; a row that leads
-    /// nowhere; an index or a count that differs from the rows.
+    /// Returns the first violation: an id that is both in use and free, or neither; a row that refers to a missing row;
+    /// an index or a count that differs from the rows.
     pub fn audit(&self, sizes: Sizes) -> Check {
         self.audit_frontends()?;
         self.audit_sets()?;
@@ -28,13 +28,13 @@ impl Tables {
     }
 
     fn audit_frontends(&self) -> Check {
-        let (mut refs, mut links): (ById<u32>, ById<u32>) = Default::default();
+        let (mut refs, mut links): (IdMap<u32>, IdMap<u32>) = Default::default();
         let mut port_refs: HashMap<(crate::Protocol, u16, bool), u32> = HashMap::default();
         for (key, row) in &self.rows.frontends {
             refs.count(row.set, 1);
             let exists = row.set == SET_CLOSED || self.rows.sets.contains(row.set);
-            ensure(exists, || format!("{key:?} leads to set {}, which is not there", row.set))?;
-            ensure(self.is_let_through(key), || format!("the filter hides {key:?}"))?;
+            ensure(exists, || format!("{key:?} leads to set {}, which does not exist", row.set))?;
+            ensure(self.passes_filter(key), || format!("the filter hides {key:?}"))?;
             if let Some(protocol) = key.protocol {
                 *port_refs.entry((protocol, key.port, key.is_node_port_row())).or_default() += 1;
             }
@@ -50,7 +50,7 @@ impl Tables {
         })
     }
 
-    fn is_let_through(&self, key: &FrontendKey) -> bool {
+    fn passes_filter(&self, key: &FrontendKey) -> bool {
         let words = match key.address.family() {
             crate::Family::V4 => &self.rows.ranges_v4,
             crate::Family::V6 => &self.rows.ranges_v6,
@@ -77,7 +77,7 @@ impl Tables {
             })?;
             let listed = self.sets_of.get(set.owner).is_some_and(|all| all.contains(&id));
             ensure(listed, || format!("set {id} is not among those of owner {}", set.owner))?;
-            let kept = name.as_ref().is_some_and(|name| self.held.is_linked(name));
+            let kept = name.as_ref().is_some_and(|name| self.pending.is_linked(name));
             ensure(kept || self.refs.contains(id), || format!("nothing leads to set {id} {name:?}"))?;
             for member in self.rows.members(set) {
                 let fits = self.rows.backends.get(*member).is_some_and(|b| {
@@ -100,19 +100,19 @@ impl Tables {
                 *roles.entry(*member).or_default() |= set.role as u8;
             }
         }
-        let mut counts: ById<u32> = ById::default();
+        let mut counts: IdMap<u32> = IdMap::default();
         for (id, row) in self.rows.backends.iter() {
             counts.count(row.owner, 1);
             let wanted = roles.get(&id).copied().unwrap_or(0);
-            let known = self.touched.backends.contains(&id);
-            ensure(known || row.state.roles == wanted, || {
+            let queued = self.sweep_queue.backends.contains(&id);
+            ensure(queued || row.state.roles == wanted, || {
                 format!("backend {id} {row:?} is in sets of roles {wanted}")
             })?;
         }
         ensure(counts == self.backend_count, || {
             format!("backends of owners: {counts:?}, counted {:?}", self.backend_count)
         })?;
-        // A row may have no entry: a pod that moved, whose younger row was dropped before it came into use.
+        // A row may be missing from the index: a pod moved, and its newer row was dropped before it was used.
         let fits = |row: &BackendRow, key: &(OwnerId, Address, u16)| (row.owner, row.address, row.port) == *key;
         let stale =
             self.backends.iter().find(|(key, id)| !self.rows.backends.get(**id).is_some_and(|row| fits(row, key)));
@@ -120,7 +120,7 @@ impl Tables {
     }
 
     fn audit_names(&self) -> Check {
-        let mut node_refs: ById<u32> = ById::default();
+        let mut node_refs: IdMap<u32> = IdMap::default();
         let nodes = self.rows.backends.values().map(|b| b.node).chain(self.rows.sets.values().map(|s| s.node));
         nodes.filter(|node| *node != 0).for_each(|node| node_refs.count(node, 1));
         ensure(node_refs == self.node_refs, || {
@@ -131,14 +131,14 @@ impl Tables {
         let known = self.owners.len() + self.nodes.len() + self.policies.len();
         ensure(known == self.rows.names.len(), || format!("{} names, {known} known", self.rows.names.len()))?;
         let mut owners = self.sets_of.ids().chain(self.rows.sources.iter().map(|(owner, _)| *owner));
-        let strange = owners.find(|id| !self.rows.names.contains(*id));
-        ensure(strange.is_none(), || format!("owner {strange:?} has no name"))
+        let unnamed = owners.find(|id| !self.rows.names.contains(*id));
+        ensure(unnamed.is_none(), || format!("owner {unnamed:?} has no name"))
     }
 
-    /// A set that asks by a number has a policy, and, where it takes tokens, a bucket; what else there is, is known to be
-    /// in the way.
+    /// A set with a policy id has a named policy, and a bucket if it takes tokens. Everything else must be in the sweep
+    /// queue.
     fn audit_policies(&self) -> Check {
-        let (mut policies, mut limits): (ById<u32>, ById<u32>) = Default::default();
+        let (mut policies, mut limits): (IdMap<u32>, IdMap<u32>) = Default::default();
         for header in self.rows.sets.values().map(|set| set.header).filter(|header| header.policy != NO_POLICY) {
             policies.count(header.policy, 1);
             limits.count(header.policy, i32::from(header.limited));
@@ -150,18 +150,18 @@ impl Tables {
         })?;
         let empty = limits.ids().find(|id| !self.rows.buckets.contains_key(id));
         ensure(empty.is_none(), || format!("policy {empty:?} has sets with a limit and no bucket"))?;
-        let touched = |id: &PolicyId| self.touched.policies.contains(id);
-        let unused = self.rows.buckets.keys().find(|id| !limits.contains(**id) && !touched(id));
-        ensure(unused.is_none(), || format!("nobody takes tokens of {unused:?}"))?;
-        let strange = self.rows.selected.iter().find(|(id, _)| !policies.contains(*id) && !touched(id));
-        ensure(strange.is_none(), || format!("{strange:?} is selected by no policy that has a set"))?;
-        let left = self.policies.values().find(|id| !policies.contains(**id) && !touched(id));
+        let queued = |id: &PolicyId| self.sweep_queue.policies.contains(id);
+        let unused = self.rows.buckets.keys().find(|id| !limits.contains(**id) && !queued(id));
+        ensure(unused.is_none(), || format!("no set takes tokens of policy {unused:?}"))?;
+        let unnamed = self.rows.selected.iter().find(|(id, _)| !policies.contains(*id) && !queued(id));
+        ensure(unnamed.is_none(), || format!("{unnamed:?} is selected by no policy that has a set"))?;
+        let left = self.policies.values().find(|id| !policies.contains(**id) && !queued(id));
         ensure(left.is_none(), || format!("policy {left:?} has no set"))
     }
 
     fn audit_ids(&self) -> Check {
         ensure(self.reserved.is_empty(), || format!("still reserved: {:?}", self.reserved))?;
-        let of = |pick: fn(&Released) -> Option<u32>| self.quarantine.iter().filter_map(pick).collect::<Vec<u32>>();
+        let of = |pick: fn(&ReleasedId) -> Option<u32>| self.quarantine.iter().filter_map(pick).collect::<Vec<u32>>();
         let kinds = [
             ("name", 1, &self.owner_ids, self.rows.names.ids().collect::<Vec<u32>>(), of(owner_id)),
             ("set", SET_FIRST, &self.set_ids, self.rows.sets.ids().collect(), of(set_id)),
@@ -181,20 +181,20 @@ impl Tables {
         Ok(())
     }
 
-    /// Every slot belongs to one set, to the quarantine, or is free.
+    /// Every slot belongs to one set, is quarantined, or is free.
     fn audit_slots(&self, sizes: Sizes) -> Check {
-        let mut parts: BTreeSet<(u32, u32, &str)> = self.stretches.0.iter().map(|(b, l)| (*b, *l, "free")).collect();
+        let mut parts: BTreeSet<(u32, u32, &str)> = self.free_slots.0.iter().map(|(b, l)| (*b, *l, "free")).collect();
         let mut count = parts.len();
         for (id, length) in self.capacity.iter() {
             let base = self.rows.sets.get(id).map(|set| set.span.base);
             let Some(Base::Range(base)) = base else {
-                return Err(format!("set {id} has slots and stands at {base:?}"));
+                return Err(format!("set {id} has slots, but its base is {base:?}"));
             };
             parts.insert((base, *length, "set"));
             count += 1;
         }
         for released in &self.quarantine {
-            if let Released::Range(base, length) = released {
+            if let ReleasedId::Range(base, length) = released {
                 parts.insert((*base, *length, "quarantined"));
                 count += 1;
             }
@@ -208,14 +208,14 @@ impl Tables {
     }
 }
 
-fn owner_id(released: &Released) -> Option<u32> {
-    if let Released::Owner(id) = released { Some(*id) } else { None }
+fn owner_id(released: &ReleasedId) -> Option<u32> {
+    if let ReleasedId::Owner(id) = released { Some(*id) } else { None }
 }
 
-fn set_id(released: &Released) -> Option<u32> {
-    if let Released::Set(id) = released { Some(*id) } else { None }
+fn set_id(released: &ReleasedId) -> Option<u32> {
+    if let ReleasedId::Set(id) = released { Some(*id) } else { None }
 }
 
-fn backend_id(released: &Released) -> Option<u32> {
-    if let Released::Backend(id) = released { Some(*id) } else { None }
+fn backend_id(released: &ReleasedId) -> Option<u32> {
+    if let ReleasedId::Backend(id) = released { Some(*id) } else { None }
 }

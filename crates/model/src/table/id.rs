@@ -1,24 +1,24 @@
-//! Free lists: ids of rows, and stretches of the slot array.
+//! Allocators for the ids of rows and for ranges of the slot array.
 
-use crate::by_id::ById;
+use crate::id_map::IdMap;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Ids of one kind.
+/// The ids of one kind.
 #[derive(Debug)]
-pub(super) struct Ids {
+pub(super) struct IdAllocator {
     pub next: u32,
     end: u32,
     pub free: VecDeque<u32>,
 }
 
-impl Ids {
-    /// Everything below the highest used id that is not used is free.
-    pub fn restore<T>(first: u32, end: u32, used: &ById<T>) -> Ids {
+impl IdAllocator {
+    /// All ids below the highest used id that are not in use are free.
+    pub fn restore<T>(first: u32, end: u32, used: &IdMap<T>) -> IdAllocator {
         let next = used.ids().next_back().map_or(first, |last| (last + 1).max(first));
-        Ids { next, end, free: (first..next).filter(|id| !used.contains(*id)).collect() }
+        IdAllocator { next, end, free: (first..next).filter(|id| !used.contains(*id)).collect() }
     }
 
-    pub fn take(&mut self) -> Option<u32> {
+    pub fn allocate(&mut self) -> Option<u32> {
         if let Some(id) = self.free.pop_front() {
             return Some(id);
         }
@@ -28,12 +28,12 @@ impl Ids {
     }
 }
 
-/// Free stretches of the slot array.
+/// The free ranges of the slot array: base and length.
 #[derive(Debug)]
-pub(super) struct Stretches(pub BTreeMap<u32, u32>);
+pub(super) struct SlotAllocator(pub BTreeMap<u32, u32>);
 
-impl Stretches {
-    pub fn take(&mut self, length: u32) -> Option<u32> {
+impl SlotAllocator {
+    pub fn allocate(&mut self, length: u32) -> Option<u32> {
         let (base, have) = self.0.iter().find(|(_, have)| **have >= length).map(|(b, h)| (*b, *h))?;
         self.0.remove(&base);
         if have > length {
@@ -42,7 +42,7 @@ impl Stretches {
         Some(base)
     }
 
-    pub fn give(&mut self, base: u32, length: u32) {
+    pub fn free(&mut self, base: u32, length: u32) {
         let (mut base, mut length) = (base, length);
         if let Some((before, have)) = self.0.range(..base).next_back().map(|(b, h)| (*b, *h))
             && before + have == base
@@ -56,7 +56,7 @@ impl Stretches {
         self.0.insert(base, length);
     }
 
-    pub fn carve(&mut self, base: u32, length: u32) {
+    pub fn reserve(&mut self, base: u32, length: u32) {
         let Some((start, have)) = self.0.range(..=base).next_back().map(|(b, h)| (*b, *h)) else { return };
         if start + have < base + length {
             return;

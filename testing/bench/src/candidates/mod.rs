@@ -1,30 +1,31 @@
-//! Design candidates, measured: where the per-socket record lives, and how the tables are laid out.
+//! Benches of design candidates: storage of the per-socket record, and layout of the maps.
 //!
-//! Nothing here is the product; this keeps the figures that decided repeatable. Compare within a run only: between runs
-//! the medians of dials differ by up to a tenth, and a resolve among 100,000 services by a quarter, while the ratios stay.
+//! The product does not use this code; it keeps the measurements behind the design repeatable. Compare values of one
+//! run only: between runs medians of dials differ by up to 10 % and of a resolve with 100,000 services by 25 %, but
+//! ratios do not.
 
+mod output;
 mod record;
-mod show;
 mod tables;
 
 use std::path::Path;
 
 use anyhow::Result;
 
-use crate::report::Report;
+use crate::report::BenchReport;
 
 pub fn run(directory: &Path) -> Result<()> {
-    let mut report = Report::new("candidates", directory)?;
+    let mut report = BenchReport::new("candidates", directory)?;
     let records = record::measure()?;
-    show::record(&mut report, &records);
+    output::record(&mut report, &records);
     let mut resolves = Vec::new();
     for services in tables::SIZES {
         let figures = tables::measure(services)?;
-        show::tables(&mut report, services, &figures);
+        output::tables(&mut report, services, &figures);
         resolves.push(figures);
     }
     report.write()?;
-    show::plot(&report.file("svg"), &records, &resolves)?;
+    output::plot(&report.file("svg"), &records, &resolves)?;
     println!("\nWrote {} and {}.", report.file("json").display(), report.file("svg").display());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! From a write to the API to its effect, one write at a time: an endpoint that is replaced, a Service that is new.
+//! Time from a write to the API server to its effect, one write at a time: a replaced endpoint, a new Service.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -11,26 +11,26 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::{
-    control::{Control, Written},
+    control_plane::{ControlPlane, WriteTimes},
+    network::BenchNetwork,
+    objects::{self, CHANGING, SERVICE_PATH, SLICE_PATH},
     probe::{self, Effect},
-    process::Process,
-    site::Site,
-    world::{self, CHANGING, SERVICE_PATH, SLICE_PATH},
+    process::BenchProcess,
 };
 use crate::stats::Samples;
 
-/// kube-proxy in nftables mode takes half a minute for one at 10,000 services.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// kube-proxy in nftables mode takes half a minute for one change with 10,000 services.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How many: as many as fit into this time, within these bounds.
+/// Number of samples: as many as fit into `time`, between `at_least` and `at_most`.
 #[derive(Debug, Clone, Copy)]
-pub struct Budget {
+pub struct SampleBudget {
     pub at_least: usize,
     pub at_most: usize,
     pub time: Duration,
 }
 
-impl Budget {
+impl SampleBudget {
     fn allows(self, done: usize, since: Instant) -> bool {
         done < self.at_least || (done < self.at_most && since.elapsed() < self.time)
     }
@@ -38,22 +38,23 @@ impl Budget {
 
 #[derive(Debug, Default, Clone)]
 pub struct Changes {
-    /// From the API server's answer to the beginning of the first dial that met it; 0 where that was before the answer.
+    /// From the API server's response to the start of the first dial that used the change; 0 if the dial started
+    /// earlier.
     pub kernel: Samples,
-    /// From the same to that dial's answer.
+    /// From the API server's response to that dial's answer.
     pub dialled: Samples,
     /// From sending the write to that dial's answer.
     pub sent: Samples,
-    /// Met before the API server had answered the writer.
+    /// Number of changes that were in effect before the API server responded.
     pub early: usize,
-    /// Between the dials that looked for it.
+    /// Intervals between the dials.
     pub interval: Samples,
-    /// Seconds of the agent's processor time, rests included.
+    /// Seconds of the agent's processor time, including pauses.
     pub cpu: f64,
 }
 
 impl Changes {
-    fn note(&mut self, written: Written, effect: Effect) {
+    fn record(&mut self, written: WriteTimes, effect: Effect) {
         let nanoseconds = |duration: Duration| duration.as_nanos() as u64;
         self.kernel.push(nanoseconds(effect.began.saturating_duration_since(written.answered)));
         self.dialled.push(nanoseconds(effect.answered.saturating_duration_since(written.answered)));
@@ -72,84 +73,84 @@ impl Changes {
     }
 }
 
-/// What takes part in a change.
-pub struct Scene<'a> {
-    pub site: &'a Site,
-    pub control: &'a Control,
-    pub agent: &'a mut Process,
-    pub budget: Budget,
-    pub rest: Duration,
+/// Measures changes of one contender.
+pub struct ChangeBench<'a> {
+    pub network: &'a BenchNetwork,
+    pub control: &'a ControlPlane,
+    pub agent: &'a mut BenchProcess,
+    pub budget: SampleBudget,
+    pub pause: Duration,
 }
 
-impl Scene<'_> {
-    /// One endpoint of ten is replaced by a pod that was never seen before; `spare` counts them.
+impl ChangeBench<'_> {
+    /// Replaces one of ten endpoints by a new pod. `spare` is the number of the next pod.
     pub fn replace_endpoints(&mut self, spare: &mut u32) -> Result<Changes> {
-        self.repeat(|scene, _| {
+        self.repeat(|bench, _| {
             let pod = *spare;
             *spare += 1;
-            let patch = json!({"endpoints": world::changing_endpoints(pod)});
-            let path = format!("{SLICE_PATH}/{}", world::name(CHANGING));
-            let expected = *world::pod_address(pod).ip();
-            scene.watch(
-                world::service_address(CHANGING),
+            let patch = json!({"endpoints": objects::changing_endpoints(pod)});
+            let path = format!("{SLICE_PATH}/{}", objects::name(CHANGING));
+            let expected = *objects::pod_address(pod).ip();
+            bench.time_change(
+                objects::service_address(CHANGING),
                 move |who| who == expected,
-                || scene.control.write("PATCH", &path, &patch),
+                || bench.control.write("PATCH", &path, &patch),
             )
         })
     }
 
-    /// Its slice was there before: the Service is all that lacks.
+    /// Creates Services whose slices already exist.
     pub fn add_services(&mut self) -> Result<Changes> {
-        self.repeat(|scene, number| {
-            let service = world::new_service(number);
-            let object = world::service(service);
-            scene.watch(
-                world::service_address(service),
+        self.repeat(|bench, number| {
+            let service = objects::new_service(number);
+            let object = objects::service(service);
+            bench.time_change(
+                objects::service_address(service),
                 |_| true,
-                || scene.control.write("POST", SERVICE_PATH, &object),
+                || bench.control.write("POST", SERVICE_PATH, &object),
             )
         })
     }
 
-    fn repeat(&mut self, mut one: impl FnMut(&Self, u32) -> Result<(Written, Effect)>) -> Result<Changes> {
+    fn repeat(&mut self, mut one: impl FnMut(&Self, u32) -> Result<(WriteTimes, Effect)>) -> Result<Changes> {
         let (mut changes, start, before) = (Changes::default(), Instant::now(), self.agent.cpu()?);
         let mut done = 0;
         while self.budget.allows(done, start) {
-            let (written, effect) = one(self, done as u32).with_context(|| self.agent.last_words())?;
-            changes.note(written, effect);
+            let (written, effect) = one(self, done as u32).with_context(|| self.agent.log_tail())?;
+            changes.record(written, effect);
             done += 1;
-            thread::sleep(self.rest);
+            thread::sleep(self.pause);
             self.agent.require_running()?;
         }
         changes.cpu = self.agent.cpu()? - before;
         Ok(changes)
     }
 
-    /// Writes once the pod has dialled in vain, and waits until a dial of it meets the effect.
-    fn watch(
+    /// Writes after a first unsuccessful dial, and waits until a dial uses the change.
+    fn time_change(
         &self,
         target: SocketAddrV4,
         wanted: impl Fn(Ipv4Addr) -> bool + Send,
-        write: impl FnOnce() -> Result<Written>,
-    ) -> Result<(Written, Effect)> {
-        let (tell, told) = mpsc::channel();
+        write: impl FnOnce() -> Result<WriteTimes>,
+    ) -> Result<(WriteTimes, Effect)> {
+        let (notify, notified) = mpsc::channel();
         thread::scope(|scope| {
-            let dialling = scope.spawn(|| {
-                self.site.client.enter()?;
-                probe::until(target, wanted, PATIENCE, || {
-                    let _ = tell.send(());
+            let dialler = scope.spawn(|| {
+                self.network.client.enter()?;
+                probe::until(target, wanted, TIMEOUT, || {
+                    let _ = notify.send(());
                 })
             });
-            told.recv().context("the dialler met the change before it was written")?;
+            notified.recv().context("a dial used the change before it was written")?;
             let written = write()?;
-            let effect = dialling.join().expect("the dialler does not panic")?;
+            let effect = dialler.join().expect("the dialling thread does not panic")?;
             Ok((written, effect))
         })
     }
 }
 
-/// What was added goes again, when nobody follows any more.
-pub fn remove_services(control: &Control, number: usize) -> Result<()> {
-    let path = |number| format!("{SERVICE_PATH}/{}", world::name(world::new_service(number)));
+/// Deletes the added Services after the contender has stopped.
+pub fn remove_services(control: &ControlPlane, number: usize) -> Result<()> {
+    let path = |number| format!("{SERVICE_PATH}/{}", objects::name(objects::new_service(number)));
     control.write_all("DELETE", (0..number as u32).map(|number| (path(number), json!({}))))
 }

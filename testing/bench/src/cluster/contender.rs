@@ -1,4 +1,4 @@
-//! Who is measured: Beeline, and kube-proxy in two modes, each with its own defaults.
+//! The measured programs: Beeline, and kube-proxy in two modes, each with its defaults.
 
 use std::{
     fs,
@@ -13,11 +13,11 @@ use kit::cache::Cache;
 use serde_json::json;
 
 use super::{
-    process::Process,
-    site::Site,
-    world::{CLUSTER, NODE},
+    network::BenchNetwork,
+    objects::{CLUSTER, NODE},
+    process::BenchProcess,
 };
-use crate::ground;
+use crate::isolation;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Contender {
@@ -47,8 +47,8 @@ impl Contender {
         }
     }
 
-    /// Between two changes. kube-proxy lets a second pass between two syncs: each of its changes finds it at rest.
-    pub fn rest(self) -> Duration {
+    /// Pause between two changes. kube-proxy syncs at most once a second; with the pause it is idle at each change.
+    pub fn pause(self) -> Duration {
         match self {
             Self::Beeline => Duration::from_millis(50),
             Self::Nftables | Self::Iptables => Duration::from_millis(1_200),
@@ -56,8 +56,8 @@ impl Contender {
     }
 }
 
-/// What the contenders' programs need on disk.
-pub struct Stable {
+/// Files that the contenders need.
+pub struct ContenderFiles {
     cache: Cache,
     beeline: PathBuf,
     kubeconfig: PathBuf,
@@ -66,13 +66,13 @@ pub struct Stable {
     pins: PathBuf,
 }
 
-impl Stable {
+impl ContenderFiles {
     pub fn new(cache: Cache, kubeconfig: PathBuf, directory: &Path, logs: &Path) -> Result<Self> {
         let beeline = std::env::current_exe()?.with_file_name("beeline");
         ensure!(beeline.exists(), "{} is missing: cargo build --workspace --release", beeline.display());
         let legacy = directory.join("legacy");
         fs::create_dir_all(&legacy)?;
-        // kube-proxy calls `iptables`; which kind that is, is the machine's choice and not ours to change.
+        // kube-proxy runs `iptables`, and the bench must not change which variant the machine uses.
         let multi = find("xtables-legacy-multi")?;
         for name in ["iptables", "ip6tables"]
             .iter()
@@ -80,54 +80,54 @@ impl Stable {
         {
             std::os::unix::fs::symlink(&multi, legacy.join(name))?;
         }
-        let pins = ground::pins("cluster")?;
+        let pins = isolation::pin_dir("cluster")?;
         Ok(Self { cache, beeline, kubeconfig, directory: directory.into(), logs: logs.into(), pins })
     }
 
-    /// On the node, cold.
-    pub fn start(&self, who: Contender, site: &Site) -> Result<Process> {
-        let words = match who {
-            Contender::Beeline => self.beeline(site),
-            Contender::Nftables | Contender::Iptables => self.proxy(who)?,
+    /// Starts a contender on the node.
+    pub fn start(&self, contender: Contender, network: &BenchNetwork) -> Result<BenchProcess> {
+        let words = match contender {
+            Contender::Beeline => self.beeline(network),
+            Contender::Nftables | Contender::Iptables => self.proxy(contender)?,
         };
         let path = std::env::var("PATH").unwrap_or_default();
         let settings = [
             ("PATH", format!("{}:{path}:/usr/sbin:/sbin", self.directory.join("legacy").display())),
             ("XTABLES_LOCKFILE", self.directory.join("xtables.lock").display().to_string()),
         ];
-        let log = self.logs.join(format!("{}.log", who.mode()));
-        Process::start(who.name(), &site.cgroup("node/agent"), site.node()?, &words, &settings, &log)
+        let log = self.logs.join(format!("{}.log", contender.mode()));
+        BenchProcess::start(contender.name(), &network.cgroup("node/agent"), network.node()?, &words, &settings, &log)
     }
 
-    /// Its part of the kernel that does not go with the node's network namespace.
+    /// Removes Beeline's pins, which are not removed with the node's network namespace.
     pub fn clean(&self) -> Result<()> {
         cleanup(&self.pins)?;
-        ensure!(!self.pins.exists(), "{} is still there", self.pins.display());
+        ensure!(!self.pins.exists(), "{} still exists", self.pins.display());
         Ok(())
     }
 
-    fn beeline(&self, site: &Site) -> Vec<String> {
+    fn beeline(&self, network: &BenchNetwork) -> Vec<String> {
         vec![
             self.beeline.display().to_string(),
             "agent".into(),
             format!("--node-name={NODE}"),
             format!("--kubeconfig={}", self.kubeconfig.display()),
-            format!("--cgroup={}", site.cgroup("node").display()),
+            format!("--cgroup={}", network.cgroup("node").display()),
             format!("--pin-dir={}", self.pins.display()),
             format!("--socket={}", self.directory.join("agent.sock").display()),
         ]
     }
 
-    fn proxy(&self, who: Contender) -> Result<Vec<String>> {
-        let file = self.directory.join(format!("{}.json", who.mode()));
+    fn proxy(&self, contender: Contender) -> Result<Vec<String>> {
+        let file = self.directory.join(format!("{}.json", contender.mode()));
         let settings = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
-            "mode": who.mode(),
+            "mode": contender.mode(),
             "hostnameOverride": NODE,
             "clientConnection": {"kubeconfig": self.kubeconfig},
             "clusterCIDR": CLUSTER,
-            // The size of the connection table belongs to the machine.
+            // The size of the conntrack table belongs to the machine.
             "conntrack": {"maxPerCore": 0, "min": 0},
         });
         fs::write(&file, settings.to_string()).with_context(|| format!("write {}", file.display()))?;
@@ -137,7 +137,7 @@ impl Stable {
     }
 }
 
-impl Drop for Stable {
+impl Drop for ContenderFiles {
     fn drop(&mut self) {
         if let Err(error) = self.clean() {
             eprintln!("{error:#}");

@@ -1,5 +1,5 @@
-//! As many policies as there are services, all at once: one for each, which sends its dials to an address that no service
-//! has. They come while the agent runs, are there when it starts, and go again, while somebody dials.
+//! One BalancingPolicy for each service, all at once. The policies are created and deleted while the agent runs and
+//! clients dial, and they exist when another agent starts.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -14,43 +14,43 @@ use serde_json::{Value, json};
 
 use super::{
     contender::Contender,
-    control::Control,
+    control_plane::ControlPlane,
+    measurement::BenchRun,
+    network::BenchNetwork,
+    objects::{self, CHANGING, POD_PORT, SERVICE_PORT, SPARE_PODS},
     probe,
-    process::Process,
-    site::Site,
-    turn::Course,
-    world::{self, CHANGING, POD_PORT, SERVICE_PORT, SPARE_PODS},
+    process::BenchProcess,
 };
-use crate::report::{Report, Row, Table};
+use crate::report::{BenchReport, ReportRow, TextTable};
 
 const POLICY_PATH: &str = "/apis/beeline.dev/v1alpha1/namespaces/default/balancingpolicies";
 const DEFINITION_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-const PATIENCE: Duration = Duration::from_secs(300);
-const BAR: f64 = 5.0;
-/// Addresses that policies lead to are counted from here; services' own pods are below.
+const TIMEOUT: Duration = Duration::from_secs(300);
+const LIMIT: f64 = 5.0;
+/// Number of the first pod that policies use; pods of services have smaller numbers.
 const FIRST: u32 = SPARE_PODS + 1_000_000;
 
-/// Seconds, and dials meanwhile.
+/// Times in seconds, and dials meanwhile.
 #[derive(Debug, Default)]
-pub struct Figures {
+pub struct PolicyFigures {
     policies: u32,
-    /// From the API server's answer to the last write until every service leads where its policy says.
-    come: f64,
-    /// From the agent's start to the same.
+    /// From the API server's response to the last creation until all policies are in effect.
+    created: f64,
+    /// From the agent's start until all policies are in effect.
     cold: f64,
-    /// From the API server's answer to the last removal until every service leads to its own pods.
-    gone: f64,
+    /// From the API server's response to the last deletion until no policy is in effect.
+    deleted: f64,
     failed: u64,
     dials: u64,
     memory: u64,
 }
 
-/// The kinds must be known before an agent starts that is to follow them.
-pub fn define(control: &Control) -> Result<()> {
+/// Creates the CRDs before an agent starts that watches them.
+pub fn define(control: &ControlPlane) -> Result<()> {
     for definition in definitions() {
         control.write("POST", DEFINITION_PATH, &definition)?;
     }
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while control.read(POLICY_PATH).is_err() {
         ensure!(Instant::now() < end, "the API server does not serve {POLICY_PATH}");
         thread::sleep(Duration::from_millis(100));
@@ -58,59 +58,59 @@ pub fn define(control: &Control) -> Result<()> {
     Ok(())
 }
 
-pub fn measure(course: &mut Course) -> Result<Figures> {
-    let mut figures = Figures { policies: course.services, ..Figures::default() };
-    course.site.renew_node()?;
-    let mut agent = course.stable.start(Contender::Beeline, &course.site)?;
-    let result = come_and_go(course, &mut agent, &mut figures).with_context(|| agent.last_words());
+pub fn measure(run: &mut BenchRun) -> Result<PolicyFigures> {
+    let mut figures = PolicyFigures { policies: run.services, ..PolicyFigures::default() };
+    run.network.recreate_node()?;
+    let mut agent = run.contenders.start(Contender::Beeline, &run.network)?;
+    let result = create_and_delete(run, &mut agent, &mut figures).with_context(|| agent.log_tail());
     figures.memory = agent.peak_memory()?;
     agent.end()?;
-    course.stable.clean()?;
+    run.contenders.clean()?;
     result?;
-    cold(course, &mut figures)?;
+    cold(run, &mut figures)?;
     Ok(figures)
 }
 
-fn come_and_go(course: &Course, agent: &mut Process, figures: &mut Figures) -> Result<()> {
-    let Course { site, control, .. } = course;
-    settle(site, course.services, is_own)?;
-    let (dials, failed) = dialling(site, course.services, || {
-        let written = create(control, course.services)?;
-        let end = settle(site, course.services, |service, who| who == policys(service))?;
-        figures.come = end.saturating_duration_since(written).as_secs_f64();
-        let removed = remove(control, course.services)?;
-        let end = settle(site, course.services, is_own)?;
-        figures.gone = end.saturating_duration_since(removed).as_secs_f64();
+fn create_and_delete(run: &BenchRun, agent: &mut BenchProcess, figures: &mut PolicyFigures) -> Result<()> {
+    let BenchRun { network, control, .. } = run;
+    wait_for_targets(network, run.services, is_own)?;
+    let (dials, failed) = dial_during(network, run.services, || {
+        let written = create(control, run.services)?;
+        let end = wait_for_targets(network, run.services, |service, who| who == policy_target(service))?;
+        figures.created = end.saturating_duration_since(written).as_secs_f64();
+        let removed = remove(control, run.services)?;
+        let end = wait_for_targets(network, run.services, is_own)?;
+        figures.deleted = end.saturating_duration_since(removed).as_secs_f64();
         Ok(())
     })?;
     (figures.dials, figures.failed) = (dials, failed);
     agent.require_running()
 }
 
-/// They are there before the agent.
-fn cold(course: &mut Course, figures: &mut Figures) -> Result<()> {
-    create(&course.control, course.services)?;
-    course.site.renew_node()?;
+/// Measures a start with existing policies.
+fn cold(run: &mut BenchRun, figures: &mut PolicyFigures) -> Result<()> {
+    create(&run.control, run.services)?;
+    run.network.recreate_node()?;
     let start = Instant::now();
-    let agent = course.stable.start(Contender::Beeline, &course.site)?;
-    let end = settle(&course.site, course.services, |service, who| who == policys(service));
-    let end = end.with_context(|| agent.last_words())?;
+    let agent = run.contenders.start(Contender::Beeline, &run.network)?;
+    let end = wait_for_targets(&run.network, run.services, |service, who| who == policy_target(service));
+    let end = end.with_context(|| agent.log_tail())?;
     figures.cold = (end - start).as_secs_f64();
     figures.memory = figures.memory.max(agent.peak_memory()?);
     agent.end()?;
-    course.stable.clean()?;
-    remove(&course.control, course.services).map(drop)
+    run.contenders.clean()?;
+    remove(&run.control, run.services).map(drop)
 }
 
-/// The last when all others are there. When the API server answered to it.
-fn create(control: &Control, services: u32) -> Result<Instant> {
+/// Creates all policies, the last one after all others, and returns the time of the API server's last response.
+fn create(control: &ControlPlane, services: u32) -> Result<Instant> {
     let policy = |service| (POLICY_PATH.to_owned(), policy(service));
     control.write_all("POST", (0..services - 1).map(policy))?;
     Ok(control.write("POST", POLICY_PATH, &policy(services - 1).1)?.answered)
 }
 
-fn remove(control: &Control, services: u32) -> Result<Instant> {
-    let path = |service| format!("{POLICY_PATH}/{}", world::name(service));
+fn remove(control: &ControlPlane, services: u32) -> Result<Instant> {
+    let path = |service| format!("{POLICY_PATH}/{}", objects::name(service));
     control.write_all("DELETE", (0..services - 1).map(|service| (path(service), json!({}))))?;
     Ok(control.write("DELETE", &path(services - 1), &json!({}))?.answered)
 }
@@ -119,39 +119,43 @@ fn policy(service: u32) -> Value {
     json!({
         "apiVersion": "beeline.dev/v1alpha1",
         "kind": "BalancingPolicy",
-        "metadata": {"name": world::name(service)},
+        "metadata": {"name": objects::name(service)},
         "spec": {
             "frontend": {"serviceMatcher": {
-                "serviceName": world::name(service),
+                "serviceName": objects::name(service),
                 "toPorts": [{"name": "http", "port": SERVICE_PORT, "protocol": "TCP"}],
             }},
             "backend": {"addressEndpoint": {
-                "addresses": [policys(service)],
+                "addresses": [policy_target(service)],
                 "toPorts": [{"name": "http", "port": POD_PORT, "protocol": "TCP"}],
             }},
         },
     })
 }
 
-fn policys(service: u32) -> Ipv4Addr {
-    *world::pod_address(FIRST + service).ip()
+fn policy_target(service: u32) -> Ipv4Addr {
+    *objects::pod_address(FIRST + service).ip()
 }
 
-/// Any of its ten; the service whose endpoints change has one that counts, which may be a spare one.
+/// Whether the answer came from a pod of the service itself, including the replaced endpoint of the changing service.
 fn is_own(service: u32, who: Ipv4Addr) -> bool {
-    let pod = who.to_bits() - world::pod_address(0).ip().to_bits();
-    pod / world::ENDPOINTS == service || (service == CHANGING && (SPARE_PODS..FIRST).contains(&pod))
+    let pod = who.to_bits() - objects::pod_address(0).ip().to_bits();
+    pod / objects::ENDPOINTS == service || (service == CHANGING && (SPARE_PODS..FIRST).contains(&pod))
 }
 
-/// Until every service leads to whom it should; when the last of them did.
-fn settle(site: &Site, services: u32, wanted: impl Fn(u32, Ipv4Addr) -> bool + Sync + Send) -> Result<Instant> {
-    let target = world::service_address;
-    site.client.run(|| {
+/// Waits until every service leads to the wanted pod, and returns the time of the last one.
+fn wait_for_targets(
+    network: &BenchNetwork,
+    services: u32,
+    wanted: impl Fn(u32, Ipv4Addr) -> bool + Sync + Send,
+) -> Result<Instant> {
+    let target = objects::service_address;
+    network.client.run(|| {
         let last = services - 1;
-        let mut end = probe::until(target(last), |who| wanted(last, who), PATIENCE, || {})?.began;
+        let mut end = probe::until(target(last), |pod| wanted(last, pod), TIMEOUT, || {})?.began;
         for service in 0..services {
-            if !probe::dial(target(service), probe::LONG).is_ok_and(|who| who.is_some_and(|who| wanted(service, who))) {
-                let effect = probe::until(target(service), |who| wanted(service, who), PATIENCE, || {})?;
+            if !probe::dial(target(service), probe::LONG).is_ok_and(|pod| pod.is_some_and(|pod| wanted(service, pod))) {
+                let effect = probe::until(target(service), |pod| wanted(service, pod), TIMEOUT, || {})?;
                 end = end.max(effect.began);
             }
         }
@@ -159,48 +163,49 @@ fn settle(site: &Site, services: u32, wanted: impl Fn(u32, Ipv4Addr) -> bool + S
     })
 }
 
-/// One service after the other, as long as the work takes: how many dials, and how many failed.
-fn dialling(site: &Site, services: u32, work: impl FnOnce() -> Result<()>) -> Result<(u64, u64)> {
+/// Dials all services in turn while `work` runs. Returns the number of dials and of failures.
+fn dial_during(network: &BenchNetwork, services: u32, work: impl FnOnce() -> Result<()>) -> Result<(u64, u64)> {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let dialler = scope.spawn(|| {
-            site.client.enter()?;
-            let all: Vec<SocketAddrV4> = (0..services).map(world::service_address).collect();
+            network.client.enter()?;
+            let all: Vec<SocketAddrV4> = (0..services).map(objects::service_address).collect();
             let (mut dials, mut failed) = (0, 0);
             for target in all.iter().cycle() {
                 if done.load(Ordering::Relaxed) {
                     break;
                 }
                 dials += 1;
-                failed += u64::from(!probe::dial(*target, probe::LONG).is_ok_and(|who| who.is_some()));
+                failed += u64::from(!probe::dial(*target, probe::LONG).is_ok_and(|pod| pod.is_some()));
                 thread::sleep(Duration::from_millis(1));
             }
             Ok((dials, failed))
         });
         let worked = work();
         done.store(true, Ordering::Relaxed);
-        let counted = dialler.join().expect("the dialler does not panic");
+        let counted = dialler.join().expect("the dialling thread does not panic");
         worked.and(counted)
     })
 }
 
-pub fn show(report: &mut Report, all: &[&Figures]) {
+pub fn print(report: &mut BenchReport, all: &[&PolicyFigures]) {
     let columns =
         ["policies, one a service", "last answer to kernel, s", "removed, s", "cold start, s", "peak, MB", "failed"];
-    let mut table = Table::new("Policies, all at once", &columns);
+    let mut table = TextTable::new("Policies, all at once", &columns);
     for figures in all {
-        let Figures { policies, come, cold, gone, failed, dials, memory } = figures;
+        let PolicyFigures { policies, created, cold, deleted, failed, dials, memory } = figures;
         let megabytes = *memory as f64 / super::line::MB;
-        let cells = [format!("{come:.2}"), format!("{gone:.2}"), format!("{cold:.2}"), format!("{megabytes:.1}")];
+        let cells = [format!("{created:.2}"), format!("{deleted:.2}"), format!("{cold:.2}"), format!("{megabytes:.1}")];
         table.line(&policies.to_string(), cells.into_iter().chain([format!("{failed} of {dials} dials")]));
-        let row = |name: &str, value, unit| Row::new(format!("{name}/{policies}"), value, unit);
-        let came = row("policies at once, last answer to kernel", *come, "s");
-        report.row(if *policies == 10_000 { came.at_most(BAR) } else { came });
-        report.row(row("policies removed at once, last answer to kernel", *gone, "s"));
+        let row = |name: &str, value, unit| ReportRow::new(format!("{name}/{policies}"), value, unit);
+        let created = row("policies at once, last answer to kernel", *created, "s");
+        report.row(if *policies == 10_000 { created.at_most(LIMIT) } else { created });
+        report.row(row("policies removed at once, last answer to kernel", *deleted, "s"));
         report.row(row("cold start with a policy for each service", *cold, "s"));
         report.row(row("peak memory with a policy for each service", megabytes, "MB"));
         report.row(
-            row("dials that failed while policies came and went", *failed as f64, "of n").samples(*dials as usize),
+            row("dials that failed while policies were created and deleted", *failed as f64, "of n")
+                .samples(*dials as usize),
         );
     }
     print!("{table}");

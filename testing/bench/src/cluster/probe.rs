@@ -1,4 +1,4 @@
-//! Dials from the pod, one after the other, until one meets what is waited for.
+//! Dials from the client pod in a loop until a change is in effect.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -13,33 +13,33 @@ use rustix::net::{
     sockopt::{self, Timeout},
 };
 
-use super::server::{REQUEST, answerer};
+use super::server::{REQUEST, parse_answer};
 
-/// A dial that has not got through by then is lost, and another is tried: some are never answered (a SYN that kube-proxy
-/// rejects in nftables mode), and waiting for those would blur what is looked for.
+/// Time limit of a dial in the loop. Some dials are never answered (a SYN that kube-proxy rejects in nftables mode),
+/// and waiting for them would make the measurement less precise.
 const SHORT: Duration = Duration::from_millis(25);
-/// For a dial that is to get through at once.
+/// Time limit of a dial that is expected to succeed.
 pub const LONG: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_millis(500);
-/// Between two dials: at least this, and as time goes by one part in so many of it, so that who waits for a minute does
-/// not keep those busy that are waited for.
+/// Shortest and longest pause between two dials. The pause is `1 / SHARE` of the time waited so far, so that a long
+/// wait does not load the contender.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(20));
 const SHARE: u32 = 500;
 
-/// When the first dial that met it began, and when it had its answer: the kernel had been told before the first.
+/// Start and answer of the first dial that used the change.
 #[derive(Debug, Clone, Copy)]
 pub struct Effect {
     pub began: Instant,
     pub answered: Instant,
-    /// From the dial before it to this one.
+    /// Time since the start of the previous dial.
     pub interval: Duration,
 }
 
-/// Dials `target` until `wanted` answers; `ready` is called after the first dial that did not.
+/// Dials `target` until a wanted pod answers. `ready` is called after each dial before that.
 pub fn until(
     target: SocketAddrV4,
     wanted: impl Fn(Ipv4Addr) -> bool,
-    patience: Duration,
+    timeout: Duration,
     mut ready: impl FnMut(),
 ) -> Result<Effect> {
     let start = Instant::now();
@@ -52,17 +52,17 @@ pub fn until(
         ready();
         before = began;
         let waited = start.elapsed();
-        if waited > patience {
-            bail!("{target} did not become what was waited for within {} s", patience.as_secs());
+        if waited > timeout {
+            bail!("{target} did not reach the wanted pod within {} s", timeout.as_secs());
         }
         thread::sleep((waited / SHARE).clamp(PAUSE.0, PAUSE.1));
     }
 }
 
-/// Who answers there; none if the answer was cut short.
-pub fn dial(target: SocketAddrV4, patience: Duration) -> rustix::io::Result<Option<Ipv4Addr>> {
+/// Address of the pod that answers; None if the answer was incomplete.
+pub fn dial(target: SocketAddrV4, timeout: Duration) -> rustix::io::Result<Option<Ipv4Addr>> {
     let socket = socket()?;
-    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
     sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))?;
     rustix::net::connect(&socket, &target)?;
     rustix::net::send(&socket, REQUEST, SendFlags::NOSIGNAL)?;
@@ -70,7 +70,7 @@ pub fn dial(target: SocketAddrV4, patience: Duration) -> rustix::io::Result<Opti
     loop {
         let (read, _) = rustix::net::recv(&socket, &mut text[filled..], RecvFlags::empty())?;
         filled += read;
-        if let Some(who) = answerer(&text[..filled]) {
+        if let Some(who) = parse_answer(&text[..filled]) {
             return Ok(Some(who));
         }
         if read == 0 {
@@ -79,7 +79,7 @@ pub fn dial(target: SocketAddrV4, patience: Duration) -> rustix::io::Result<Opti
     }
 }
 
-/// Closes by reset: no TIME_WAIT, or the ports would run out and every search for one get slower.
+/// A socket that closes with a reset. Ports in TIME_WAIT would make the search for a free port slower.
 pub fn socket() -> rustix::io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;

@@ -1,5 +1,5 @@
-//! A program in a cgroup and a network namespace, from its first instruction on; ended with its children when dropped,
-//! and by the kernel when the bench itself is killed. Start it from a thread that stays: the kernel watches that thread.
+//! A program in a cgroup and a network namespace. It is killed with its children on drop, and by the kernel when the
+//! thread that started it ends.
 
 use std::{
     fs::{self, File},
@@ -11,25 +11,25 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::ground::Netns;
+use crate::isolation::BenchNamespace;
 
-/// Enters the cgroup, then becomes the rest.
+/// Shell script that enters the cgroup and executes the program.
 const ENTER: &str = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
 const LAST_LINES: usize = 5;
 
-pub struct Process {
+pub struct BenchProcess {
     child: Child,
     name: String,
     cgroup: PathBuf,
     log: PathBuf,
 }
 
-impl Process {
+impl BenchProcess {
     /// `words` are the program and its arguments.
     pub fn start(
         name: &str,
         cgroup: &Path,
-        netns: &Netns,
+        netns: &BenchNamespace,
         words: &[String],
         settings: &[(&str, String)],
         log: &Path,
@@ -45,22 +45,22 @@ impl Process {
         Ok(Self { child, name: name.into(), cgroup: cgroup.into(), log: log.into() })
     }
 
-    /// An error with its last words if it has ended.
+    /// Returns an error with the end of its log if the program has ended.
     pub fn require_running(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            bail!("{} ended ({status}): {}", self.name, self.last_words());
+            bail!("{} ended ({status}): {}", self.name, self.log_tail());
         }
         Ok(())
     }
 
-    pub fn last_words(&self) -> String {
+    pub fn log_tail(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().collect();
-        format!("{}\n(all of it: {})", lines[lines.len().saturating_sub(LAST_LINES)..].join("\n"), self.log.display())
+        format!("{}\n(full log: {})", lines[lines.len().saturating_sub(LAST_LINES)..].join("\n"), self.log.display())
     }
 
-    /// Seconds of processor time that it and its children took, in the kernel too.
+    /// Processor time of the program and its children in seconds, including kernel time.
     pub fn cpu(&self) -> Result<f64> {
         let file = self.cgroup.join("cpu.stat");
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
@@ -68,12 +68,13 @@ impl Process {
         Ok(usage.with_context(|| format!("{} has no usage_usec", file.display()))? / 1e6)
     }
 
-    /// The most that the program itself ever held, in bytes.
+    /// Peak resident memory of the program in bytes.
     pub fn peak_memory(&self) -> Result<u64> {
         memory(self.child.id(), "VmHWM").with_context(|| format!("no VmHWM of {}", self.name))
     }
 
-    /// What all processes of its cgroup hold, in bytes; pages that they share are counted for each.
+    /// Returns a function that sums the resident memory of all processes in the cgroup. Shared pages are counted
+    /// repeatedly.
     pub fn sampler(&self) -> impl Fn() -> u64 + Send + 'static {
         let file = self.cgroup.join("cgroup.procs");
         move || {
@@ -82,7 +83,7 @@ impl Process {
         }
     }
 
-    /// Ends it and its children, and forgets their processor time.
+    /// Kills the program and its children, and removes the cgroup.
     pub fn end(mut self) -> Result<()> {
         self.kill()
     }
@@ -92,14 +93,14 @@ impl Process {
         self.child.wait()?;
         let end = Instant::now() + Duration::from_secs(60);
         while fs::remove_dir(&self.cgroup).is_err() {
-            ensure!(Instant::now() < end, "processes of {} do not end", self.name);
+            ensure!(Instant::now() < end, "processes of {} did not end", self.name);
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())
     }
 }
 
-impl Drop for Process {
+impl Drop for BenchProcess {
     fn drop(&mut self) {
         if self.cgroup.exists()
             && let Err(error) = self.kill()
@@ -109,7 +110,7 @@ impl Drop for Process {
     }
 }
 
-/// A field of /proc/PID/status; none if the process has gone.
+/// A field of /proc/PID/status in bytes; None if the process has ended.
 fn memory(pid: u32, field: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;

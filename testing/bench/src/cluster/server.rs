@@ -1,5 +1,5 @@
-//! Pods that are dialled: one answer to every request, which names the pod. All of them by one listener in a thread, or
-//! one in a process of its own.
+//! Server pods, which answer every request with their address. One listener in a thread serves all pods, or a process
+//! serves one pod.
 
 use std::{fs::File, net::Ipv4Addr, sync::mpsc, thread};
 
@@ -9,33 +9,34 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use super::world::POD_PORT;
-use crate::ground::{self, Netns};
+use super::objects::POD_PORT;
+use crate::isolation::{self, BenchNamespace};
 
 pub const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n";
 const END: &[u8] = b"\r\n\r\n";
-/// No dial is to fail because the thread was not scheduled for a moment.
+/// Large enough that no dial fails while the thread is not scheduled.
 const BACKLOG: u32 = 4096;
 
-/// Serves in this network as long as the process lives; listens when it returns.
-pub fn start(pods: &Netns) -> Result<()> {
+/// Serves in this network namespace until the process ends. The server listens when this returns.
+pub fn start(pods: &BenchNamespace) -> Result<()> {
     let namespace = File::open(pods.file())?;
-    let (tell, told) = mpsc::channel();
+    let (notify, result) = mpsc::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("pods".into()).spawn(move || {
         runtime.block_on(async {
-            let listening = ground::enter(&namespace).and_then(|()| listen(Ipv4Addr::UNSPECIFIED));
-            let (listener, said) = listening.map_or_else(|error| (None, Err(error)), |it| (Some(it), Ok(())));
-            let _ = tell.send(said);
+            let listening = isolation::enter(&namespace).and_then(|()| listen(Ipv4Addr::UNSPECIFIED));
+            let (listener, status) =
+                listening.map_or_else(|error| (None, Err(error)), |listener| (Some(listener), Ok(())));
+            let _ = notify.send(status);
             if let Some(listener) = listener {
                 accept(listener).await;
             }
         });
     })?;
-    told.recv().context("the thread of the pods is gone")?
+    result.recv().context("the server thread has ended")?
 }
 
-/// One pod, as long as the process lives.
+/// Serves one pod until the process ends.
 pub fn serve(pod: Ipv4Addr) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -53,7 +54,7 @@ fn listen(address: Ipv4Addr) -> Result<TcpListener> {
 
 async fn accept(listener: TcpListener) {
     loop {
-        // A dialler that has gone again is none of our business.
+        // A client that has already closed its connection is ignored.
         if let Ok((stream, _)) = listener.accept().await {
             tokio::spawn(answer_all(stream));
         }
@@ -82,8 +83,8 @@ fn answer(pod: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{pod}", pod.len()).into_bytes()
 }
 
-/// Who answered; none while the answer is not whole.
-pub fn answerer(text: &[u8]) -> Option<Ipv4Addr> {
+/// Address of the pod that answered; None while the answer is incomplete.
+pub fn parse_answer(text: &[u8]) -> Option<Ipv4Addr> {
     let text = std::str::from_utf8(text).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
     let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")?.parse::<usize>().ok())?;
@@ -95,9 +96,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_names_the_pod_once_it_is_whole() {
+    fn an_answer_is_parsed_only_when_complete() {
         let text = answer("10.128.0.17");
-        assert_eq!(answerer(&text), Some(Ipv4Addr::new(10, 128, 0, 17)));
-        assert_eq!(answerer(&text[..text.len() - 1]), None, "10.128.0.1 did not answer");
+        assert_eq!(parse_answer(&text), Some(Ipv4Addr::new(10, 128, 0, 17)));
+        assert_eq!(parse_answer(&text[..text.len() - 1]), None, "10.128.0.1 did not answer");
     }
 }

@@ -1,5 +1,5 @@
-//! What an application in the pod gets: connect(), requests over fresh connections, requests over kept ones. Dials of a
-//! service and of a pod itself take turns, so that both meet the same noise.
+//! Traffic of an application in the client pod: connect(), requests over new connections, requests over persistent
+//! ones. Dials to a service and to a pod alternate, so that both are affected by the same noise.
 
 use std::{
     net::SocketAddrV4,
@@ -14,53 +14,53 @@ use tokio::{
 };
 
 use super::{
+    network::BenchNetwork,
+    objects::{ENDPOINTS, pod_address, service_address},
     probe,
-    server::{REQUEST, answerer},
-    site::Site,
-    world::{ENDPOINTS, pod_address, service_address},
+    server::{REQUEST, parse_answer},
 };
-use crate::stats::{Samples, turns};
+use crate::stats::{Samples, random_rounds};
 
-/// Connections at once.
+/// Number of concurrent connections.
 const CONNECTIONS: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How much of it.
+/// Amount of traffic to measure.
 #[derive(Debug, Clone, Copy)]
-pub struct Amount {
-    /// Timed connect()s, of each kind.
+pub struct TrafficConfig {
+    /// Number of timed connect() calls of each kind.
     pub connects: usize,
-    /// Stretches of requests, of each kind.
-    pub stretches: usize,
-    pub stretch: Duration,
+    /// Number of request intervals of each kind, and their duration.
+    pub intervals: usize,
+    pub interval: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub enum TrafficTarget {
     Service,
     Pod,
 }
 
-impl Target {
-    pub const ALL: [Target; 2] = [Target::Service, Target::Pod];
+impl TrafficTarget {
+    pub const ALL: [TrafficTarget; 2] = [TrafficTarget::Service, TrafficTarget::Pod];
 
     fn address(self, services: u32) -> SocketAddrV4 {
         match self {
-            // The first one's endpoints come and go.
+            // The endpoints of the first service change.
             Self::Service => service_address(fastrand::u32(1..services)),
             Self::Pod => pod_address(fastrand::u32(ENDPOINTS..services * ENDPOINTS)),
         }
     }
 }
 
-/// Each for [`Target::ALL`] in that order.
+/// Results in the order of [`TrafficTarget::ALL`].
 #[derive(Debug, Default, Clone)]
 pub struct Traffic {
     pub connect: [Samples; 2],
-    /// Requests per second, one sample a stretch.
+    /// Requests per second, one sample per interval.
     pub fresh: [Samples; 2],
     pub kept: [Samples; 2],
-    /// Dials and requests that failed, and how many there were.
+    /// Number of failed dials and requests, and of all.
     pub failed: u64,
     pub tried: u64,
 }
@@ -76,41 +76,41 @@ impl Traffic {
         self.tried += other.tried;
     }
 
-    fn note(&mut self, tally: Tally) {
-        self.failed += tally.failed;
-        self.tried += tally.done + tally.failed;
+    fn record(&mut self, counts: RequestCounts) {
+        self.failed += counts.failed;
+        self.tried += counts.done + counts.failed;
     }
 }
 
-pub fn measure(site: &Site, services: u32, amount: Amount) -> Result<Traffic> {
+pub fn measure(network: &BenchNetwork, services: u32, config: TrafficConfig) -> Result<Traffic> {
     thread::scope(|scope| {
         let measuring = scope.spawn(|| {
-            site.client.enter()?;
-            measure_here(services, amount)
+            network.client.enter()?;
+            measure_here(services, config)
         });
-        measuring.join().expect("the pod's client does not panic")
+        measuring.join().expect("the measuring thread does not panic")
     })
 }
 
-fn measure_here(services: u32, amount: Amount) -> Result<Traffic> {
+fn measure_here(services: u32, config: TrafficConfig) -> Result<Traffic> {
     let mut traffic = Traffic::default();
-    connects(&mut traffic, services, amount.connects);
+    connects(&mut traffic, services, config.connects);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    for which in turns(Target::ALL.len(), amount.stretches, fastrand::u64(..)) {
-        let tally = runtime.block_on(fresh(Target::ALL[which], services, amount.stretch));
-        traffic.fresh[which].push(tally.rate());
-        traffic.note(tally);
-        let tally = runtime.block_on(kept(Target::ALL[which], services, amount.stretch))?;
-        traffic.kept[which].push(tally.rate());
-        traffic.note(tally);
+    for which in random_rounds(TrafficTarget::ALL.len(), config.intervals, fastrand::u64(..)) {
+        let counts = runtime.block_on(fresh(TrafficTarget::ALL[which], services, config.interval));
+        traffic.fresh[which].push(counts.rate());
+        traffic.record(counts);
+        let counts = runtime.block_on(kept(TrafficTarget::ALL[which], services, config.interval))?;
+        traffic.kept[which].push(counts.rate());
+        traffic.record(counts);
     }
     Ok(traffic)
 }
 
 fn connects(traffic: &mut Traffic, services: u32, number: usize) {
-    for which in turns(Target::ALL.len(), number, fastrand::u64(..)) {
+    for which in random_rounds(TrafficTarget::ALL.len(), number, fastrand::u64(..)) {
         traffic.tried += 1;
-        match connect(Target::ALL[which].address(services)) {
+        match connect(TrafficTarget::ALL[which].address(services)) {
             Ok(took) => traffic.connect[which].push(took.as_nanos() as u64),
             Err(_) => traffic.failed += 1,
         }
@@ -119,33 +119,33 @@ fn connects(traffic: &mut Traffic, services: u32, number: usize) {
 
 fn connect(address: SocketAddrV4) -> rustix::io::Result<Duration> {
     let socket = probe::socket()?;
-    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Send, Some(PATIENCE))?;
+    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Send, Some(TIMEOUT))?;
     let start = Instant::now();
     rustix::net::connect(&socket, &address)?;
     Ok(start.elapsed())
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Tally {
+struct RequestCounts {
     done: u64,
     failed: u64,
     took: Duration,
 }
 
-impl Tally {
-    /// Whole requests per second.
+impl RequestCounts {
+    /// Requests per second, rounded.
     fn rate(&self) -> u64 {
         (self.done as f64 / self.took.as_secs_f64()).round() as u64
     }
 }
 
-/// Every request dials anew.
-async fn fresh(target: Target, services: u32, stretch: Duration) -> Tally {
+/// Every request uses a new connection.
+async fn fresh(target: TrafficTarget, services: u32, interval: Duration) -> RequestCounts {
     let start = Instant::now();
     let one = || async move {
         let (mut done, mut failed) = (0, 0);
-        while start.elapsed() < stretch {
-            match ask_anew(target.address(services)).await {
+        while start.elapsed() < interval {
+            match request_on_new_connection(target.address(services)).await {
                 Ok(()) => done += 1,
                 Err(_) => failed += 1,
             }
@@ -156,22 +156,22 @@ async fn fresh(target: Target, services: u32, stretch: Duration) -> Tally {
     sum(&counts, start.elapsed())
 }
 
-async fn ask_anew(address: SocketAddrV4) -> Result<()> {
-    tokio::time::timeout(PATIENCE, async { ask(&mut open(address).await?).await }).await?
+async fn request_on_new_connection(address: SocketAddrV4) -> Result<()> {
+    tokio::time::timeout(TIMEOUT, async { send_request(&mut open(address).await?).await }).await?
 }
 
-/// Dialled before the clock starts; each connection serves to the end.
-async fn kept(target: Target, services: u32, stretch: Duration) -> Result<Tally> {
+/// All requests of a connection use the same stream, which is opened before the measurement.
+async fn kept(target: TrafficTarget, services: u32, interval: Duration) -> Result<RequestCounts> {
     let mut streams = Vec::new();
     for _ in 0..CONNECTIONS {
         let address = target.address(services);
-        streams.push(tokio::time::timeout(PATIENCE, open(address)).await?.with_context(|| format!("dial {address}"))?);
+        streams.push(tokio::time::timeout(TIMEOUT, open(address)).await?.with_context(|| format!("dial {address}"))?);
     }
     let start = Instant::now();
     let one = |mut stream: TcpStream| async move {
         let mut done = 0;
-        while start.elapsed() < stretch {
-            match tokio::time::timeout(PATIENCE, ask(&mut stream)).await {
+        while start.elapsed() < interval {
+            match tokio::time::timeout(TIMEOUT, send_request(&mut stream)).await {
                 Ok(Ok(())) => done += 1,
                 _ => return (done, 1),
             }
@@ -182,9 +182,9 @@ async fn kept(target: Target, services: u32, stretch: Duration) -> Result<Tally>
     Ok(sum(&counts, start.elapsed()))
 }
 
-fn sum(counts: &[(u64, u64)], took: Duration) -> Tally {
+fn sum(counts: &[(u64, u64)], took: Duration) -> RequestCounts {
     let total = |of: fn(&(u64, u64)) -> u64| counts.iter().map(of).sum();
-    Tally { done: total(|count| count.0), failed: total(|count| count.1), took }
+    RequestCounts { done: total(|count| count.0), failed: total(|count| count.1), took }
 }
 
 async fn open(address: SocketAddrV4) -> Result<TcpStream> {
@@ -194,12 +194,12 @@ async fn open(address: SocketAddrV4) -> Result<TcpStream> {
     Ok(socket.connect(address.into()).await?)
 }
 
-async fn ask(stream: &mut TcpStream) -> Result<()> {
+async fn send_request(stream: &mut TcpStream) -> Result<()> {
     stream.write_all(REQUEST).await?;
     let (mut text, mut filled) = ([0; 512], 0);
-    while answerer(&text[..filled]).is_none() {
+    while parse_answer(&text[..filled]).is_none() {
         let read = stream.read(&mut text[filled..]).await?;
-        anyhow::ensure!(read > 0, "the answer was cut short");
+        anyhow::ensure!(read > 0, "the answer was incomplete");
         filled += read;
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! The application on the host, one process of it: does what it is told by lines on its standard input, and answers each
-//! with a line. The hooks see it by its cgroup, which it has from whoever started it.
+//! A process of the application on the host. It reads one request per line from stdin and writes one response per line.
+//! It inherits its cgroup from its parent.
 
 use std::{
     collections::BTreeMap,
@@ -16,70 +16,70 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{crew::CREW, site::NODES, way::Way};
-use crate::cluster::server::{REQUEST, answerer};
+use super::{network::NODES, path::DialPath, processes::PROCESSES};
+use crate::cluster::server::{REQUEST, parse_answer};
 
-/// Dials under way in the whole application.
-const AT_ONCE: usize = 128;
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Number of concurrent dials of the whole application.
+const CONCURRENCY: usize = 128;
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Order {
-    /// So many dials that are reset: no port waits afterwards.
+pub enum ApplicationRequest {
+    /// Dials whose connections are reset, so that no port is in TIME_WAIT.
     Reset(usize),
-    /// So many dials that are closed in order, whose port then waits a minute.
+    /// Dials whose connections are closed normally, so that their ports are in TIME_WAIT for a minute.
     Close(usize),
-    /// So many connections that stay.
+    /// Connections that stay open.
     Hold(usize),
-    /// Asks each that stayed.
-    Ask,
-    /// Resets each that stayed.
-    LetGo,
+    /// Sends a request over each open connection.
+    Check,
+    /// Resets all open connections.
+    Release,
 }
 
-/// Why, and how often.
-pub type Reasons = BTreeMap<String, usize>;
+/// Number of failures by reason.
+pub type FailureCounts = BTreeMap<String, usize>;
 
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
-    pub good: usize,
-    pub failed: Reasons,
+pub struct ApplicationResponse {
+    pub succeeded: usize,
+    pub failed: FailureCounts,
 }
 
-impl Done {
-    pub fn merge(&mut self, other: Done) {
-        self.good += other.good;
-        other.failed.into_iter().for_each(|(why, number)| *self.failed.entry(why).or_default() += number);
+impl ApplicationResponse {
+    pub fn merge(&mut self, other: ApplicationResponse) {
+        self.succeeded += other.succeeded;
+        other.failed.into_iter().for_each(|(reason, number)| *self.failed.entry(reason).or_default() += number);
     }
 
-    /// What succeeded, and in `self` how often what did not.
-    fn sort<T>(&mut self, results: Vec<Result<T>>) -> Vec<T> {
-        let mut good = Vec::with_capacity(results.len());
+    /// Counts the results and returns the successful ones.
+    fn count<T>(&mut self, results: Vec<Result<T>>) -> Vec<T> {
+        let mut succeeded = Vec::with_capacity(results.len());
         for result in results {
             match result {
-                Ok(value) => good.push(value),
+                Ok(value) => succeeded.push(value),
                 Err(error) => *self.failed.entry(error.to_string()).or_default() += 1,
             }
         }
-        self.good += good.len();
-        good
+        self.succeeded += succeeded.len();
+        succeeded
     }
 }
 
 #[derive(Debug, Clone, Copy, clap::Args)]
-pub struct Role {
+pub struct ApplicationArgs {
     #[arg(value_enum)]
-    way: Way,
-    /// Which of the application's processes this is
-    member: usize,
+    path: DialPath,
+    /// Number of this process
+    process: usize,
 }
 
-/// Until whoever gives the orders is gone.
-pub fn serve(role: Role) -> Result<()> {
-    let (runtime, mut held) = (runtime()?, Vec::new());
+/// Serves requests until stdin ends.
+pub fn serve(arguments: ApplicationArgs) -> Result<()> {
+    let (runtime, mut open_connections) = (runtime()?, Vec::new());
     for line in io::stdin().lock().lines() {
-        let order = serde_json::from_str(&line?).context("an order")?;
-        let done = runtime.block_on(role.obey(order, &mut held));
+        let request = serde_json::from_str(&line?).context("an request")?;
+        let done = runtime.block_on(arguments.handle(request, &mut open_connections));
         let mut out = io::stdout();
         writeln!(out, "{}", serde_json::to_string(&done)?)?;
         out.flush()?;
@@ -87,11 +87,11 @@ pub fn serve(role: Role) -> Result<()> {
     Ok(())
 }
 
-/// Every address that the application will dial, once.
-pub fn try_all(way: Way) -> Result<()> {
+/// Dials every address of the path once.
+pub fn try_all(path: DialPath) -> Result<()> {
     runtime()?.block_on(async {
         for number in 0..NODES.len() {
-            ask(&mut open(way, number).await?).await?;
+            send_request(&mut open(path, number).await?).await?;
         }
         Ok(())
     })
@@ -101,42 +101,44 @@ fn runtime() -> Result<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-impl Role {
-    async fn obey(self, order: Order, held: &mut Vec<TcpStream>) -> Done {
-        let mut done = Done::default();
-        match order {
-            Order::Reset(number) => {
-                let one = async |way, index| open(way, index).await.map(|stream| reset(&stream));
-                done.sort(self.in_parallel(number, one).await);
+impl ApplicationArgs {
+    async fn handle(self, request: ApplicationRequest, open_connections: &mut Vec<TcpStream>) -> ApplicationResponse {
+        let mut done = ApplicationResponse::default();
+        match request {
+            ApplicationRequest::Reset(number) => {
+                let one = async |path, index| open(path, index).await.map(|stream| reset(&stream));
+                done.count(self.in_parallel(number, one).await);
             }
-            Order::Close(number) => {
-                done.sort(self.in_parallel(number, async |way, index| open(way, index).await.map(drop)).await);
+            ApplicationRequest::Close(number) => {
+                done.count(self.in_parallel(number, async |path, index| open(path, index).await.map(drop)).await);
             }
-            Order::Hold(number) => held.extend(done.sort(self.in_parallel(number, open).await)),
-            Order::Ask => {
-                for stream in held {
-                    done.sort(vec![ask(stream).await]);
+            ApplicationRequest::Hold(number) => {
+                open_connections.extend(done.count(self.in_parallel(number, open).await))
+            }
+            ApplicationRequest::Check => {
+                for stream in open_connections {
+                    done.count(vec![send_request(stream).await]);
                 }
             }
-            Order::LetGo => {
-                done.good = held.len();
-                held.drain(..).for_each(|stream| reset(&stream));
+            ApplicationRequest::Release => {
+                done.succeeded = open_connections.len();
+                open_connections.drain(..).for_each(|stream| reset(&stream));
             }
         }
         done
     }
 
-    async fn in_parallel<T, F>(self, number: usize, one: impl Fn(Way, usize) -> F) -> Vec<Result<T>>
+    async fn in_parallel<T, F>(self, number: usize, one: impl Fn(DialPath, usize) -> F) -> Vec<Result<T>>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let (mut tasks, mut results) = (JoinSet::new(), Vec::with_capacity(number));
         for index in 0..number {
-            if tasks.len() == AT_ONCE / CREW {
+            if tasks.len() == CONCURRENCY / PROCESSES {
                 results.extend(tasks.join_next().await.map(|done| done.expect("no dial panics")));
             }
-            tasks.spawn(one(self.way, self.member + index));
+            tasks.spawn(one(self.path, self.process + index));
         }
         while let Some(done) = tasks.join_next().await {
             results.push(done.expect("no dial panics"));
@@ -145,21 +147,21 @@ impl Role {
     }
 }
 
-async fn open(way: Way, index: usize) -> Result<TcpStream> {
+async fn open(path: DialPath, index: usize) -> Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
-    Ok(tokio::time::timeout(PATIENCE, socket.connect(way.target(index).into())).await??)
+    Ok(tokio::time::timeout(TIMEOUT, socket.connect(path.target(index).into())).await??)
 }
 
 fn reset(stream: &TcpStream) {
-    let _ = stream.set_zero_linger(); // It may have been closed from the other side.
+    let _ = stream.set_zero_linger(); // The peer may have closed the connection.
 }
 
-async fn ask(stream: &mut TcpStream) -> Result<()> {
+async fn send_request(stream: &mut TcpStream) -> Result<()> {
     stream.write_all(REQUEST).await?;
     let (mut text, mut filled) = ([0; 512], 0);
-    while answerer(&text[..filled]).is_none() {
-        let read = tokio::time::timeout(PATIENCE, stream.read(&mut text[filled..])).await??;
-        ensure!(read > 0, "the answer was cut short");
+    while parse_answer(&text[..filled]).is_none() {
+        let read = tokio::time::timeout(TIMEOUT, stream.read(&mut text[filled..])).await??;
+        ensure!(read > 0, "the answer was incomplete");
         filled += read;
     }
     Ok(())
@@ -170,13 +172,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_failed_is_counted_by_reason_over_all_processes() {
-        let mut all = Done::default();
+    fn failures_are_counted_by_reason() {
+        let mut all = ApplicationResponse::default();
         for _ in 0..2 {
-            let mut one = Done::default();
-            assert_eq!(one.sort(vec![Ok(1), Err(anyhow::anyhow!("no port")), Ok(2)]), [1, 2]);
+            let mut one = ApplicationResponse::default();
+            assert_eq!(one.count(vec![Ok(1), Err(anyhow::anyhow!("no port")), Ok(2)]), [1, 2]);
             all.merge(one);
         }
-        assert_eq!(all, Done { good: 4, failed: [("no port".to_owned(), 2)].into() });
+        assert_eq!(all, ApplicationResponse { succeeded: 4, failed: [("no port".to_owned(), 2)].into() });
     }
 }

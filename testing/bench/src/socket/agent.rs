@@ -1,4 +1,4 @@
-//! The real agent on a folder of manifests: what it holds, and how soon a changed file is felt by a dial.
+//! The real agent with a manifest directory: its memory, and the time until a changed file takes effect.
 
 use std::{
     fs,
@@ -18,104 +18,107 @@ use rustix::{
 
 use super::{
     manifest,
-    world::{NODE, SERVICE_PORT, service_address},
+    objects::{NODE, SERVICE_PORT, service_address},
 };
 use crate::{
-    ground::{Cgroup, Netns, pins},
+    isolation::{BenchCgroup, BenchNamespace, pin_dir},
     stats::Samples,
 };
 
 const FLIPS: usize = 10;
-/// The agent's own default, unless there are more services.
-const DEFAULT_ROOM: u32 = 16_384;
+/// The agent's default for --max-services.
+const DEFAULT_MAX_SERVICES: u32 = 16_384;
 
-pub struct Figures {
+pub struct AgentFigures {
     pub services: u32,
     /// Seconds from start to serving.
     pub start: f64,
-    /// Bytes, after the first load and some changes; of those, what is not mapped from elsewhere.
+    /// Resident memory in bytes after the start and some changes, and its anonymous part.
     pub resident: u64,
     pub anonymous: u64,
-    /// Nanoseconds from writing a file until a dial meets it.
+    /// Nanoseconds from writing a file until a dial uses it.
     pub change: Samples,
 }
 
-pub fn measure(services: u32) -> Result<Figures> {
-    // A thread of its own: it leaves the network namespace of the process alone.
-    thread::spawn(move || measure_here(services)).join().expect("the agent's keeper panicked")
+pub fn measure(services: u32) -> Result<AgentFigures> {
+    // In a thread of its own, so that the process stays in its network namespace.
+    thread::spawn(move || measure_here(services)).join().expect("the measuring thread panicked")
 }
 
-fn measure_here(services: u32) -> Result<Figures> {
-    let netns = Netns::create("beeline-bench-agent")?;
+fn measure_here(services: u32) -> Result<AgentFigures> {
+    let netns = BenchNamespace::create("beeline-bench-agent")?;
     netns.ip("route add default dev lo")?;
     netns.enter()?;
-    let cgroup = Cgroup::enter("beeline-bench")?;
+    let cgroup = BenchCgroup::enter("beeline-bench")?;
     let folder = tempfile::tempdir()?;
     manifest::write_folder(folder.path(), services)?;
     manifest::write_file(folder.path(), services, 0..0)?;
-    let mut agent = Agent::start(folder.path(), cgroup.path(), services)?;
+    let mut agent = BenchAgent::start(folder.path(), cgroup.path(), services)?;
     let started = Instant::now();
     let address = service_address(services);
-    agent.wait(address, Answer::Refused, Duration::from_secs(180))?;
+    agent.wait(address, DialResult::Refused, Duration::from_secs(180))?;
     let start = started.elapsed().as_secs_f64();
     let mut change = Samples::default();
     for flip in 0..FLIPS * 2 {
-        let answer = if flip % 2 == 0 { Answer::Resolved } else { Answer::Refused };
+        let answer = if flip % 2 == 0 { DialResult::Resolved } else { DialResult::Refused };
         let written = Instant::now();
-        manifest::write_file(folder.path(), services, 0..u32::from(answer == Answer::Resolved))?;
+        manifest::write_file(folder.path(), services, 0..u32::from(answer == DialResult::Resolved))?;
         agent.wait(address, answer, Duration::from_secs(10))?;
         change.push(written.elapsed().as_nanos() as u64);
         thread::sleep(Duration::from_millis(50));
     }
     let (resident, anonymous) = (agent.status("VmRSS")?, agent.status("RssAnon")?);
-    Ok(Figures { services, start, resident, anonymous, change })
+    Ok(AgentFigures { services, start, resident, anonymous, change })
 }
 
-/// What connect() says to a service without endpoints, and to one with some.
+/// Result of connect() to a Service without endpoints, and to one with endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum DialResult {
     Refused,
     Resolved,
 }
 
-fn dial(address: Ipv4Addr) -> Result<Answer> {
+fn dial(address: Ipv4Addr) -> Result<DialResult> {
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     match rustix::net::connect(&socket, &SocketAddrV4::new(address, SERVICE_PORT)) {
-        Ok(()) => Ok(Answer::Resolved),
-        Err(Errno::CONNREFUSED) => Ok(Answer::Refused),
+        Ok(()) => Ok(DialResult::Resolved),
+        Err(Errno::CONNREFUSED) => Ok(DialResult::Refused),
         Err(error) => Err(error).with_context(|| format!("connect to {address}")),
     }
 }
 
-struct Agent {
+struct BenchAgent {
     child: Child,
     pins: PathBuf,
     log: tempfile::NamedTempFile,
 }
 
-impl Agent {
+impl BenchAgent {
     fn start(folder: &Path, cgroup: &Path, services: u32) -> Result<Self> {
         let binary = std::env::current_exe()?.with_file_name("beeline");
         ensure!(binary.exists(), "{} is missing: cargo build --workspace --release", binary.display());
-        let pins = pins("agent")?;
+        let pins = pin_dir("agent")?;
         let log = tempfile::NamedTempFile::new()?;
         let mut command = Command::new(binary);
-        command.args(["agent", "--node-name", NODE, "--metrics-address", "off", "--health-address", "off"]);
+        command.args(["agent", "--node-name", NODE, "--metrics-bind-address", "off", "--healthz-bind-address", "off"]);
         command.arg("--manifests").arg(folder).arg("--cgroup").arg(cgroup).arg("--pin-dir").arg(&pins);
         command.arg("--socket").arg(folder.join("agent.sock"));
-        if services > DEFAULT_ROOM {
+        if services > DEFAULT_MAX_SERVICES {
             command.args(["--max-services", &(services + 1).to_string()]);
         }
         let child = command.stderr(log.reopen()?).spawn().context("cannot start the agent")?;
         Ok(Self { child, pins, log })
     }
 
-    fn wait(&mut self, address: Ipv4Addr, answer: Answer, patience: Duration) -> Result<()> {
-        let until = Instant::now() + patience;
-        while dial(address)? != answer {
+    fn wait(&mut self, address: Ipv4Addr, expected: DialResult, timeout: Duration) -> Result<()> {
+        let until = Instant::now() + timeout;
+        while dial(address)? != expected {
             if self.child.try_wait()?.is_some() || Instant::now() > until {
-                let said = fs::read_to_string(self.log.path())?;
-                bail!("{address} is not {answer:?}; the agent's last words: {}", said.lines().last().unwrap_or("none"));
+                let log = fs::read_to_string(self.log.path())?;
+                bail!(
+                    "{address} is not {expected:?}; last line of the agent's log: {}",
+                    log.lines().last().unwrap_or("none")
+                );
             }
             thread::sleep(Duration::from_micros(200));
         }
@@ -131,7 +134,7 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for BenchAgent {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,37 +1,38 @@
-//! Beeline without its agent: program, planner and tables, opened at a cgroup of the bench and filled from facts.
+//! Beeline without its agent: BPF programs, planner and maps, attached to a cgroup of the bench and filled from
+//! objects.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use beeline_datapath::{
-    Config, Kernel, Program,
+    Config, KernelMaps, Program,
     object::{RECORDS, TABLES},
     program::cleanup,
 };
 use beeline_model::{
-    diff::{Outcome, reconcile},
-    fact::Fact,
+    change::Change,
+    diff::{ReconcileOutcome, reconcile},
     planner::{Delta, Planner},
     row::Sizes,
     rules::{EmptyLocal, Rules},
     table::Tables,
 };
 
-use super::world::NODE;
-use crate::{ground::pins, mapping::memory};
+use super::objects::NODE;
+use crate::{isolation::pin_dir, mapping::memory};
 
 pub struct Beeline {
     pub program: Option<Program>,
-    pub kernel: Kernel,
+    pub kernel: KernelMaps,
     pub planner: Planner,
     pub tables: Tables,
     pins: PathBuf,
 }
 
 impl Beeline {
-    /// Room for so many services; nothing is attached yet.
+    /// Opens maps for this many Services. Nothing is attached yet.
     pub fn open(name: &str, cgroup: &Path, services: u32) -> Result<Self> {
-        let pins = pins(name)?;
+        let pins = pin_dir(name)?;
         let sizes = sizes(services);
         let config = Config { pin_dir: pins.clone(), cgroup: cgroup.into(), sizes, empty_local: EmptyLocal::default() };
         let program = Program::open(config)?;
@@ -40,34 +41,34 @@ impl Beeline {
         Ok(Self { program: Some(program), kernel, planner, tables, pins })
     }
 
-    /// Facts to kernel, all of them at once.
-    pub fn fill(&mut self, facts: Vec<Fact>) -> Result<()> {
-        for fact in facts {
-            self.planner.apply(fact);
+    /// Applies all changes and writes the maps once.
+    pub fn fill(&mut self, changes: Vec<Change>) -> Result<()> {
+        for change in changes {
+            self.planner.apply(change);
         }
-        let delta = self.planner.take_all();
+        let delta = self.planner.take_full_delta();
         self.write(&delta, true).map(drop)
     }
 
-    /// Puts the programs at the hooks.
-    pub fn go_live(&mut self) -> Result<()> {
-        self.program.as_mut().map_or(Ok(()), |program| Ok(program.go_live()?))
+    /// Attaches the programs to their hooks.
+    pub fn attach(&mut self) -> Result<()> {
+        self.program.as_mut().map_or(Ok(()), |program| Ok(program.attach_hooks()?))
     }
 
-    /// One fact to kernel.
-    pub fn change(&mut self, fact: Fact) -> Result<Outcome> {
-        self.planner.apply(fact);
-        let delta = self.planner.take();
+    /// Applies one change and writes the maps.
+    pub fn change(&mut self, change: Change) -> Result<ReconcileOutcome> {
+        self.planner.apply(change);
+        let delta = self.planner.take_delta();
         self.write(&delta, false)
     }
 
-    fn write(&mut self, delta: &Delta, full: bool) -> Result<Outcome> {
+    fn write(&mut self, delta: &Delta, full: bool) -> Result<ReconcileOutcome> {
         let outcome = reconcile(&mut self.tables, &mut self.kernel, delta, full);
-        ensure!(outcome.is_clean(), "not everything could be written: {:?}", outcome.refusals().first());
+        ensure!(outcome.is_clean(), "not all rows could be written: {:?}", outcome.refusals().first());
         Ok(outcome)
     }
 
-    /// Bytes that the kernel holds for all maps.
+    /// Memory of all maps in bytes.
     pub fn map_memory(&self) -> Result<u64> {
         let Some(program) = &self.program else { return Ok(0) };
         let memories = TABLES.iter().chain(&RECORDS).map(|name| memory(&program.maps().handle(name)?));
@@ -77,7 +78,7 @@ impl Beeline {
 
 impl Drop for Beeline {
     fn drop(&mut self) {
-        // The lock on the pins goes with the program.
+        // Dropping the program releases the lock on the pin directory.
         drop(self.program.take());
         if let Err(error) = cleanup(&self.pins) {
             eprintln!("{error}");
@@ -86,6 +87,6 @@ impl Drop for Beeline {
 }
 
 fn sizes(services: u32) -> Sizes {
-    // A few more: the services whose endpoints change.
+    // Some more, for the Services whose endpoints change.
     Sizes::for_services(services + 1_024)
 }

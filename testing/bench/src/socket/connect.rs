@@ -1,25 +1,25 @@
-//! connect(), all ways in one run: dials alternate one by one, in random order.
+//! Duration of connect() for all variants, which alternate in random order.
 
 use anyhow::Result;
 
-use super::site::{COMPARED, Site};
-use crate::stats::{Samples, turns};
+use super::setup::{BenchSetup, COMPARED};
+use crate::stats::{Samples, random_rounds};
 
 const WARM_UP: usize = 500;
 
-/// Rounds at this many services: iptables walks through all of them at every dial.
+/// Number of rounds. It is smaller for many Services, because iptables evaluates all rules at every dial.
 pub fn rounds(services: u32) -> usize {
     if services > 10_000 { 4_000 } else { 10_000 }
 }
 
-/// Times of connect(), in the order of the variants.
-pub fn measure(site: &Site) -> Result<Vec<Samples>> {
+/// Durations of connect() in the order of the variants.
+pub fn measure(setup: &BenchSetup) -> Result<Vec<Samples>> {
     let mut samples = vec![Samples::default(); COMPARED];
     let warm_up = WARM_UP * COMPARED;
-    for (turn, who) in turns(COMPARED, WARM_UP + rounds(site.services), 1).enumerate() {
-        let took = site.turn(who, 1)?;
-        if turn >= warm_up {
-            samples[who].push(took);
+    for (round, variant) in random_rounds(COMPARED, WARM_UP + rounds(setup.services), 1).enumerate() {
+        let took = setup.dial(variant, 1)?;
+        if round >= warm_up {
+            samples[variant].push(took);
         }
     }
     Ok(samples)

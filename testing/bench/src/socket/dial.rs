@@ -1,6 +1,7 @@
-//! One thread per kind of dial, in its node's network namespace and in its cgroup; the conductor gives them turns.
+//! One thread per kind of dial, in its node's network namespace and cgroup. The main thread requests dials from them in
+//! turn.
 //!
-//! All run on one processor: each turn starts with the same switch of threads, whoever had the last one.
+//! All threads run on one processor, so every request starts with the same context switch.
 
 use std::{
     net::SocketAddrV4,
@@ -15,27 +16,27 @@ use beeline_model::Protocol;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt, sockopt::Timeout};
 
 use super::{
-    field::Server,
-    world::{BACKENDS, POD_PORT, SERVICE_PORT, pod_address, service_address},
+    network::PodServer,
+    objects::{BACKENDS, POD_PORT, SERVICE_PORT, pod_address, service_address},
 };
-use crate::ground::{Netns, ThreadGroup};
+use crate::isolation::{BenchNamespace, ThreadGroup};
 
-/// What is dialled; which of the many is chosen anew for each dial.
+/// Kind of address to dial. The address is chosen at random for each dial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub enum SocketTarget {
     Service(Protocol),
-    /// A pod itself, at a port that no frontend uses.
+    /// A pod's address with a port that no frontend uses.
     Pod,
-    /// A pod itself, at the port that services use.
-    Lookalike,
+    /// A pod's address with the port that Services use.
+    PodAtServicePort,
 }
 
-impl Target {
+impl SocketTarget {
     fn address(self, services: u32, random: &mut fastrand::Rng) -> SocketAddrV4 {
         match self {
             Self::Service(_) => SocketAddrV4::new(service_address(random.u32(..services)), SERVICE_PORT),
             Self::Pod => SocketAddrV4::new(pod_address(random.u32(..services * BACKENDS)), POD_PORT),
-            Self::Lookalike => SocketAddrV4::new(pod_address(random.u32(..services * BACKENDS)), SERVICE_PORT),
+            Self::PodAtServicePort => SocketAddrV4::new(pod_address(random.u32(..services * BACKENDS)), SERVICE_PORT),
         }
     }
 
@@ -48,33 +49,33 @@ impl Target {
         self == Self::Service(Protocol::Udp)
     }
 
-    /// Where it arrives.
+    /// Port at which the server accepts the connection.
     fn port(self) -> u16 {
-        if self == Self::Lookalike { SERVICE_PORT } else { POD_PORT }
+        if self == Self::PodAtServicePort { SERVICE_PORT } else { POD_PORT }
     }
 }
 
-/// Waits for its thread when dropped: what the thread stands on is removed next.
-pub struct Dialler {
-    turns: Option<mpsc::SyncSender<u32>>,
+/// Joins its thread when dropped, because the thread's namespace and cgroup are removed afterwards.
+pub struct DialThread {
+    requests: Option<mpsc::SyncSender<u32>>,
     times: mpsc::Receiver<Result<u64>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Dialler {
+impl DialThread {
     pub fn start(
         group: Arc<ThreadGroup>,
-        node: Arc<Netns>,
-        server: Arc<Server>,
-        target: Target,
+        node: Arc<BenchNamespace>,
+        server: Arc<PodServer>,
+        target: SocketTarget,
         services: u32,
     ) -> Self {
-        let (turns, turn) = mpsc::sync_channel(0);
+        let (requests, received) = mpsc::sync_channel(0);
         let (answer, times) = mpsc::sync_channel(1);
         let thread = thread::spawn(move || {
             let entered = group.enter().and_then(|()| node.enter());
             let mut client = Client { server, target, services, random: fastrand::Rng::with_seed(1) };
-            for dials in turn {
+            for dials in received {
                 let time = match &entered {
                     Ok(()) => client.dial_many(dials),
                     Err(error) => Err(anyhow!("{error:#}")),
@@ -84,29 +85,29 @@ impl Dialler {
                 }
             }
         });
-        Self { turns: Some(turns), times, thread: Some(thread) }
+        Self { requests: Some(requests), times, thread: Some(thread) }
     }
 
-    /// So many dials; the nanoseconds that their connect() took together.
-    pub fn turn(&self, dials: u32) -> Result<u64> {
-        let sent = self.turns.as_ref().and_then(|turns| turns.send(dials).ok());
-        sent.context("the dialler is gone")?;
-        self.times.recv().context("the dialler is gone")?
+    /// Makes this many dials and returns the total duration of their connect() calls in nanoseconds.
+    pub fn dial(&self, dials: u32) -> Result<u64> {
+        let sent = self.requests.as_ref().and_then(|requests| requests.send(dials).ok());
+        sent.context("the dialling thread has ended")?;
+        self.times.recv().context("the dialling thread has ended")?
     }
 }
 
-impl Drop for Dialler {
+impl Drop for DialThread {
     fn drop(&mut self) {
-        drop(self.turns.take());
+        drop(self.requests.take());
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            eprintln!("a dialler panicked");
+            eprintln!("a dialling thread panicked");
         }
     }
 }
 
 struct Client {
-    server: Arc<Server>,
-    target: Target,
+    server: Arc<PodServer>,
+    target: SocketTarget,
     services: u32,
     random: fastrand::Rng,
 }
@@ -120,9 +121,9 @@ impl Client {
         let address = self.target.address(self.services, &mut self.random);
         let socket = self.target.socket()?;
         if !self.target.is_udp() {
-            // Closes by reset: no TIME_WAIT, or the ports would run out and every search for one get slower.
+            // Closes with a reset. Ports in TIME_WAIT would make the search for a free port slower.
             sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
-            // What is not resolved leads nowhere, and must not wait for two minutes.
+            // A dial that is not resolved must not wait for two minutes.
             sockopt::set_socket_timeout(&socket, Timeout::Send, Some(Duration::from_secs(5)))?;
         }
         let start = Instant::now();

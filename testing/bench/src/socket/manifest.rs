@@ -1,20 +1,20 @@
-//! The same cluster as a folder of manifests.
+//! The measured cluster as a directory of manifests.
 
 use std::{fmt::Write as _, fs, ops::Range, path::Path};
 
 use anyhow::{Context, Result};
 use beeline_model::Protocol;
 
-use super::world::{BACKENDS, POD_PORT, SERVICE_PORT, pod_address, service_address};
+use super::objects::{BACKENDS, POD_PORT, SERVICE_PORT, pod_address, service_address};
 
-/// Services in one file.
-const FILE: u32 = 100;
+/// Number of Services in one file.
+const PER_FILE: u32 = 100;
 
 pub fn write_folder(folder: &Path, services: u32) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    for first in (0..services).step_by(FILE as usize) {
+    for first in (0..services).step_by(PER_FILE as usize) {
         let mut text = String::new();
-        for service in first..services.min(first + FILE) {
+        for service in first..services.min(first + PER_FILE) {
             write_service(&mut text, service, Protocol::Tcp, service * BACKENDS..(service + 1) * BACKENDS)?;
         }
         fs::write(folder.join(format!("services-{first:06}.yaml")), text)?;
@@ -22,13 +22,13 @@ pub fn write_folder(folder: &Path, services: u32) -> Result<()> {
     Ok(())
 }
 
-/// A file of its own for one UDP service; it appears whole.
+/// Writes the file of one UDP Service atomically.
 pub fn write_file(folder: &Path, service: u32, pods: Range<u32>) -> Result<()> {
     let mut text = String::new();
     write_service(&mut text, service, Protocol::Udp, pods)?;
-    let (fresh, file) = (folder.join(".changing"), folder.join("changing.yaml"));
-    fs::write(&fresh, text)?;
-    Ok(fs::rename(fresh, file)?)
+    let (temporary, file) = (folder.join(".changing"), folder.join("changing.yaml"));
+    fs::write(&temporary, text)?;
+    Ok(fs::rename(temporary, file)?)
 }
 
 fn write_service(text: &mut String, service: u32, protocol: Protocol, pods: Range<u32>) -> Result<()> {

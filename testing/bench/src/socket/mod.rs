@@ -1,94 +1,94 @@
-//! The socket path against its promises: what the hook costs, what a dial through a service costs over a direct one and
-//! over kube-proxy's rules, how fast state reaches the kernel, and what it takes to hold it.
+//! Bench of the socket path against its limits: cost of the hook, cost of a Service dial compared with a direct one and
+//! with kube-proxy's rules, time to program the kernel, and memory.
 //!
-//! Every ratio comes from one run in which the things compared take turns, one dial each, in random order.
+//! Ratios come from runs in which the compared variants alternate, one dial each, in random order.
 
 mod agent;
 mod beeline;
 mod connect;
 mod dial;
-mod field;
 mod hook;
+mod kube_proxy_rules;
 mod manifest;
+mod network;
+mod objects;
+mod output;
 mod programming;
-mod rival;
-mod show;
-mod site;
-mod world;
+mod setup;
 
 use std::{path::Path, thread};
 
 use anyhow::Result;
-use beeline_datapath::program::quiet_libbpf;
+use beeline_datapath::program::redirect_libbpf_log;
 use clap::ValueEnum;
 
-use crate::{ground, report::Report, stats::Samples};
-use site::Site;
+use crate::{isolation, report::BenchReport, stats::Samples};
+use setup::BenchSetup;
 
 pub const SIZES: [u32; 4] = [10, 1_000, 10_000, 100_000];
 
-/// What was measured at one number of services.
-pub struct Sized {
+/// Results for one number of Services.
+pub struct SizeResult {
     pub services: u32,
     pub connect: Vec<Samples>,
-    pub hook: hook::Figures,
-    /// Bytes of all maps.
+    pub hook: hook::HookFigures,
+    /// Memory of all maps in bytes.
     pub map_memory: u64,
 }
 
-/// What can be measured by itself.
+/// Parts of the bench that can be run alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Part {
+pub enum SocketBenchPart {
     /// connect() and the hook
     Dials,
-    /// From facts to the kernel
+    /// Programming: from objects to kernel maps
     Programming,
-    /// The agent on a folder
+    /// The agent with a manifest directory
     Agent,
 }
 
-pub fn run(directory: &Path, only: Option<Part>) -> Result<()> {
-    quiet_libbpf();
-    let mut report = Report::new("socket", directory)?;
+pub fn run(directory: &Path, only: Option<SocketBenchPart>) -> Result<()> {
+    redirect_libbpf_log();
+    let mut report = BenchReport::new("socket", directory)?;
     let wanted = |part| only.is_none_or(|only| only == part);
-    show::preface();
-    if wanted(Part::Dials) {
-        dials(&mut report)?;
+    output::print_header();
+    if wanted(SocketBenchPart::Dials) {
+        measure_dials(&mut report)?;
     }
-    if wanted(Part::Programming) {
-        show::programming(&mut report, &alone(programming::measure)?);
+    if wanted(SocketBenchPart::Programming) {
+        output::programming(&mut report, &on_reserved_cpu(programming::measure)?);
     }
-    if wanted(Part::Agent) {
-        show::agent(&mut report, &agent::measure(1_000)?);
-        show::agent(&mut report, &agent::measure(100_000)?);
+    if wanted(SocketBenchPart::Agent) {
+        output::agent(&mut report, &agent::measure(1_000)?);
+        output::agent(&mut report, &agent::measure(100_000)?);
     }
-    show::verdict(&report);
+    output::print_limits(&report);
     report.write()?;
     println!("\nWrote {}.", report.file("json").display());
     Ok(())
 }
 
-fn dials(report: &mut Report) -> Result<()> {
+fn measure_dials(report: &mut BenchReport) -> Result<()> {
     let mut all = Vec::new();
     for services in SIZES {
-        let sized = alone(move || measure(services))?;
-        show::connect(report, &sized);
-        all.push(sized);
+        let result = on_reserved_cpu(move || measure(services))?;
+        output::connect(report, &result);
+        all.push(result);
     }
-    show::hook(report, &all);
-    show::plot(&report.file("svg"), &all)
+    output::hook(report, &all);
+    output::plot(&report.file("svg"), &all)
 }
 
-fn measure(services: u32) -> Result<Sized> {
-    let site = Site::build(services)?;
-    let connect = connect::measure(&site)?;
-    let hook = hook::measure(&site)?;
-    Ok(Sized { services, connect, hook, map_memory: site.tcp.map_memory()? })
+fn measure(services: u32) -> Result<SizeResult> {
+    let setup = BenchSetup::build(services)?;
+    let connect = connect::measure(&setup)?;
+    let hook = hook::measure(&setup)?;
+    Ok(SizeResult { services, connect, hook, map_memory: setup.tcp.map_memory()? })
 }
 
-/// On a thread of its own, kept to one processor and before all others there: the process stays as it is.
-fn alone<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    thread::spawn(|| ground::pin().and_then(|()| ground::go_first()).and_then(|()| work()))
+/// Runs `work` in a thread that is pinned to one processor with real-time priority.
+fn on_reserved_cpu<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    thread::spawn(|| isolation::pin_to_cpu().and_then(|()| isolation::set_realtime_priority()).and_then(|()| work()))
         .join()
-        .expect("the conductor panicked")
+        .expect("the measuring thread panicked")
 }

@@ -1,9 +1,9 @@
-//! From parsed facts to the kernel: the whole state, and one endpoint.
+//! Time from parsed objects to kernel maps, for the whole state and for one endpoint.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use beeline_datapath::Kernel;
+use beeline_datapath::KernelMaps;
 use beeline_model::{
     Protocol,
     diff::reconcile,
@@ -11,34 +11,34 @@ use beeline_model::{
     row::{Rows, Sizes},
 };
 
-use super::{beeline::Beeline, world};
+use super::{beeline::Beeline, objects};
 use crate::{
-    ground::Cgroup,
-    stats::{Samples, turns},
+    isolation::BenchCgroup,
+    stats::{Samples, random_rounds},
 };
 
 pub const SERVICES: u32 = 100_000;
-/// The services whose endpoints change, by their number of endpoints.
+/// Numbers of endpoints of the Services that change.
 pub const ENDPOINTS: [u32; 2] = [10, 1_000];
 const FILLS: usize = 3;
 const CHANGES: usize = 500;
 
-pub struct Figures {
-    /// Seconds, planner and diff and maps; the median of a few.
+pub struct ProgrammingFigures {
+    /// Seconds for planner, diff and maps; the median of some runs.
     pub total: f64,
-    /// The very same writes into fresh maps, and nothing else.
+    /// Seconds for the same writes into new maps, without planner and diff.
     pub maps: f64,
     pub writes: usize,
-    /// Milliseconds from fact to kernel, in the order of [`ENDPOINTS`].
+    /// Nanoseconds from change to kernel, in the order of [`ENDPOINTS`].
     pub change: [Samples; 2],
-    /// Writes of the last change of each.
+    /// Number of writes of the last change of each.
     pub change_writes: [usize; 2],
-    /// Bytes.
+    /// Memory of the maps in bytes.
     pub map_memory: u64,
 }
 
-pub fn measure() -> Result<Figures> {
-    let cgroup = Cgroup::enter("beeline-bench")?;
+pub fn measure() -> Result<ProgrammingFigures> {
+    let cgroup = BenchCgroup::enter("beeline-bench")?;
     let (mut totals, mut maps) = (Samples::default(), Samples::default());
     let ops = record(&cgroup)?;
     for _ in 0..FILLS {
@@ -46,35 +46,35 @@ pub fn measure() -> Result<Figures> {
         maps.push(replay(&cgroup, &ops)?.as_micros() as u64);
     }
     let mut beeline = Beeline::open("programming", cgroup.path(), SERVICES)?;
-    beeline.fill(world::facts(SERVICES, Protocol::Tcp))?;
+    beeline.fill(objects::changes(SERVICES, Protocol::Tcp))?;
     let (change, change_writes) = change(&mut beeline)?;
     let map_memory = beeline.map_memory()?;
     let (total, maps) = (totals.p50() / 1e6, maps.p50() / 1e6);
-    Ok(Figures { total, maps, writes: ops.len(), change, change_writes, map_memory })
+    Ok(ProgrammingFigures { total, maps, writes: ops.len(), change, change_writes, map_memory })
 }
 
-fn fill(cgroup: &Cgroup) -> Result<Duration> {
+fn fill(cgroup: &BenchCgroup) -> Result<Duration> {
     let mut beeline = Beeline::open("programming", cgroup.path(), SERVICES)?;
-    let facts = world::facts(SERVICES, Protocol::Tcp);
+    let changes = objects::changes(SERVICES, Protocol::Tcp);
     let start = Instant::now();
-    beeline.fill(facts)?;
+    beeline.fill(changes)?;
     Ok(start.elapsed())
 }
 
-/// Writes of a fill, in their order.
-fn record(cgroup: &Cgroup) -> Result<Vec<Op>> {
+/// The writes of a fill, in order.
+fn record(cgroup: &BenchCgroup) -> Result<Vec<Op>> {
     let mut beeline = Beeline::open("programming", cgroup.path(), SERVICES)?;
-    for fact in world::facts(SERVICES, Protocol::Tcp) {
-        beeline.planner.apply(fact);
+    for change in objects::changes(SERVICES, Protocol::Tcp) {
+        beeline.planner.apply(change);
     }
-    let delta = beeline.planner.take_all();
+    let delta = beeline.planner.take_full_delta();
     let mut recorder = Recorder { kernel: &mut beeline.kernel, ops: Vec::new() };
     let outcome = reconcile(&mut beeline.tables, &mut recorder, &delta, true);
-    ensure!(outcome.is_clean(), "not everything could be written: {:?}", outcome.refusals().first());
+    ensure!(outcome.is_clean(), "not all rows could be written: {:?}", outcome.refusals().first());
     Ok(recorder.ops)
 }
 
-fn replay(cgroup: &Cgroup, ops: &[Op]) -> Result<Duration> {
+fn replay(cgroup: &BenchCgroup, ops: &[Op]) -> Result<Duration> {
     let mut beeline = Beeline::open("programming", cgroup.path(), SERVICES)?;
     let start = Instant::now();
     let (_, error) = beeline.kernel.write_all(ops);
@@ -83,21 +83,21 @@ fn replay(cgroup: &Cgroup, ops: &[Op]) -> Result<Duration> {
     Ok(took)
 }
 
-/// Changes of a small and of a large service, taking turns: one endpoint goes, another comes.
+/// Replaces one endpoint of a small and of a large Service, in turn.
 fn change(beeline: &mut Beeline) -> Result<([Samples; 2], [usize; 2])> {
-    let first_pod = |which: usize| SERVICES * world::BACKENDS + which as u32 * 10_000;
+    let first_pod = |which: usize| SERVICES * objects::BACKENDS + which as u32 * 10_000;
     for (which, endpoints) in ENDPOINTS.into_iter().enumerate() {
-        let facts = world::large_service(SERVICES + which as u32, first_pod(which), endpoints);
-        facts.into_iter().try_for_each(|fact| beeline.change(fact).map(drop))?;
+        let changes = objects::large_service(SERVICES + which as u32, first_pod(which), endpoints);
+        changes.into_iter().try_for_each(|change| beeline.change(change).map(drop))?;
     }
     let (mut samples, mut writes) = ([Samples::default(), Samples::default()], [0; 2]);
-    for (number, which) in turns(ENDPOINTS.len(), CHANGES, 6).enumerate() {
+    for (number, which) in random_rounds(ENDPOINTS.len(), CHANGES, 6).enumerate() {
         let other = first_pod(which) + 2_000 + number as u32;
-        let fact = world::changed_slice(SERVICES + which as u32, first_pod(which), ENDPOINTS[which], other);
+        let change = objects::changed_slice(SERVICES + which as u32, first_pod(which), ENDPOINTS[which], other);
         let start = Instant::now();
-        writes[which] = beeline.change(fact)?.ops;
+        writes[which] = beeline.change(change)?.ops;
         samples[which].push(start.elapsed().as_nanos() as u64);
-        // As the agent does now and then, outside of what is timed: released ids become free.
+        // Outside of the measured time, released ids become free, as the agent does periodically.
         if number % 100 == 0 {
             beeline.tables.recycle(&mut beeline.kernel)?;
         }
@@ -105,9 +105,9 @@ fn change(beeline: &mut Beeline) -> Result<([Samples; 2], [usize; 2])> {
     Ok((samples, writes))
 }
 
-/// Passes everything on and remembers what was written.
+/// Forwards all writes to the kernel and records them.
 struct Recorder<'a> {
-    kernel: &'a mut Kernel,
+    kernel: &'a mut KernelMaps,
     ops: Vec<Op>,
 }
 
@@ -126,8 +126,8 @@ impl Maps for Recorder<'_> {
         self.kernel.dump()
     }
 
-    fn grace(&mut self) -> Result<(), MapError> {
-        self.kernel.grace()
+    fn wait_grace_period(&mut self) -> Result<(), MapError> {
+        self.kernel.wait_grace_period()
     }
 
     fn sizes(&self) -> Sizes {

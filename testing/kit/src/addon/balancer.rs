@@ -1,8 +1,8 @@
-//! The stand-in for a cloud: gives each Service of type LoadBalancer an address, and routes it from the control plane's
-//! network to the nodes.
+//! Load balancer of the kit: assigns an address to each Service of type LoadBalancer and routes it from the control
+//! plane's network to the nodes.
 //!
-//! With externalTrafficPolicy Local only nodes whose health check says yes get traffic. With client affinity the first
-//! such node gets all of it, as from a balancer that is sticky too.
+//! With externalTrafficPolicy Local only nodes whose health check succeeds get traffic. With client affinity one node
+//! gets all traffic, as from a load balancer with session affinity.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,40 +19,40 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
-use crate::{network, plan::balancer_address};
+use crate::{address_plan::balancer_address, network};
 
 const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 
-pub struct Balancer {
+pub struct LoadBalancer {
     client: Client,
-    /// By the uid of the Service.
+    /// Addresses by the uid of the Service.
     addresses: HashMap<String, Vec<IpAddr>>,
-    /// The nodes that an address is routed to.
+    /// Node addresses to which each load-balancer address is routed.
     routes: BTreeMap<IpAddr, Vec<IpAddr>>,
 }
 
-impl Balancer {
-    pub fn new(client: Client) -> Balancer {
-        Balancer { client, addresses: HashMap::new(), routes: BTreeMap::new() }
+impl LoadBalancer {
+    pub fn new(client: Client) -> LoadBalancer {
+        LoadBalancer { client, addresses: HashMap::new(), routes: BTreeMap::new() }
     }
 
-    /// What fails is told and tried again at the next turn.
+    /// Reconciles all Services. Errors are logged and retried in the next reconciliation.
     pub async fn reconcile(&mut self, services: &[Arc<Service>], nodes: &[Arc<Node>]) {
         let mut wanted = HashSet::new();
         for service in services {
-            let done = match balanced(service) {
+            let result = match is_balanced(service) {
                 true => {
                     wanted.insert(service.uid().unwrap_or_default());
                     self.ensure(service, nodes).await
                 }
                 false => self.release(service).await,
             };
-            if let Err(error) = done {
-                eprintln!("addon: {}: {error:#}", service.name_any());
+            if let Err(error) = result {
+                eprintln!("addon: load balancer of Service {} failed: {error:#}", service.name_any());
             }
         }
-        let gone: Vec<String> = self.addresses.keys().filter(|uid| !wanted.contains(*uid)).cloned().collect();
-        gone.iter().for_each(|uid| self.unroute(uid));
+        let removed: Vec<String> = self.addresses.keys().filter(|uid| !wanted.contains(*uid)).cloned().collect();
+        removed.iter().for_each(|uid| self.unroute(uid));
     }
 
     async fn ensure(&mut self, service: &Service, nodes: &[Arc<Node>]) -> Result<()> {
@@ -60,14 +60,14 @@ impl Balancer {
             let names: Vec<&str> = service.finalizers().iter().map(String::as_str).chain([FINALIZER]).collect();
             self.patch(service, json!({"metadata": {"finalizers": names}}), false).await?;
         }
-        let (have, addresses) = (ingress(service), self.addresses_of(service));
+        let (current, addresses) = (ingress(service), self.addresses_of(service));
         let targets = targets(service, nodes).await;
         for address in &addresses {
             self.route(*address, &targets)?;
         }
-        if have != addresses {
+        if current != addresses {
             let ingress: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip, "ipMode": "VIP"})).collect();
-            println!("{} gets {addresses:?}", service.name_any());
+            println!("assigned addresses to Service {}: {addresses:?}", service.name_any());
             self.patch(service, json!({"status": {"loadBalancer": {"ingress": ingress}}}), true).await?;
         }
         Ok(())
@@ -82,11 +82,11 @@ impl Balancer {
             self.patch(service, json!({"status": {"loadBalancer": {"ingress": null}}}), true).await?;
         }
         let rest: Vec<&String> = service.finalizers().iter().filter(|name| *name != FINALIZER).collect();
-        println!("{} is released", service.name_any());
+        println!("released Service {}", service.name_any());
         self.patch(service, json!({"metadata": {"finalizers": rest}}), false).await
     }
 
-    /// Those it has had since the first time; a new family gets one more.
+    /// The Service's addresses, one for each of its families. Assigned addresses do not change.
     fn addresses_of(&mut self, service: &Service) -> Vec<IpAddr> {
         let families = service.spec.as_ref().and_then(|spec| spec.ip_families.clone()).unwrap_or_default();
         let uid = service.uid().unwrap_or_default();
@@ -108,8 +108,8 @@ impl Balancer {
     fn route(&mut self, address: IpAddr, targets: &[[Option<IpAddr>; 2]]) -> Result<()> {
         let nodes: Vec<IpAddr> = targets.iter().filter_map(|pair| pair[usize::from(address.is_ipv6())]).collect();
         if self.routes.get(&address) != Some(&nodes) {
-            network::balance(address, &nodes).with_context(|| format!("route {address} to {nodes:?}"))?;
-            println!("{address} leads to {nodes:?}");
+            network::add_balanced_route(address, &nodes).with_context(|| format!("route {address} to {nodes:?}"))?;
+            println!("routed {address} to {nodes:?}");
             self.routes.insert(address, nodes);
         }
         Ok(())
@@ -117,14 +117,14 @@ impl Balancer {
 
     fn unroute(&mut self, uid: &str) {
         for address in self.addresses.remove(uid).unwrap_or_default() {
-            let _ = network::unbalance(address); // It may never have been routed.
+            let _ = network::remove_balanced_route(address); // The address may never have been routed.
             self.routes.remove(&address);
         }
     }
 
     async fn patch(&self, service: &Service, value: Value, status: bool) -> Result<()> {
-        let space = service.namespace().unwrap_or_default();
-        let api: Api<Service> = Api::namespaced(self.client.clone(), &space);
+        let namespace = service.namespace().unwrap_or_default();
+        let api: Api<Service> = Api::namespaced(self.client.clone(), &namespace);
         let (name, params, patch) = (service.name_any(), PatchParams::default(), Patch::Merge(&value));
         match status {
             true => api.patch_status(&name, &params, &patch).await.map(drop)?,
@@ -134,8 +134,8 @@ impl Balancer {
     }
 }
 
-/// Ours to serve: of the type, not on its way out, and not meant for another balancer.
-fn balanced(service: &Service) -> bool {
+/// Whether this load balancer serves the Service: its type is LoadBalancer, it has no class and is not being deleted.
+fn is_balanced(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     let kind = spec.and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer");
     let other = spec.is_some_and(|spec| spec.load_balancer_class.is_some());
@@ -148,15 +148,15 @@ fn ingress(service: &Service) -> Vec<IpAddr> {
     points.filter_map(|point| point.ip.as_ref()?.parse().ok()).collect()
 }
 
-/// Addresses, IPv4 and IPv6, of the nodes that are to get a Service's traffic.
+/// IPv4 and IPv6 addresses of the nodes that get a Service's traffic.
 async fn targets(service: &Service, nodes: &[Arc<Node>]) -> Vec<[Option<IpAddr>; 2]> {
     let Some(spec) = &service.spec else { return Vec::new() };
     let mut all: Vec<_> = nodes.iter().map(|node| (node.name_any(), addresses(node))).collect();
     all.sort();
     let mut targets: Vec<_> = all.into_iter().map(|(_, pair)| pair).collect();
     if let (Some("Local"), Some(port)) = (spec.external_traffic_policy.as_deref(), spec.health_check_node_port) {
-        let asked = futures::future::join_all(targets.iter().map(|pair| healthy(pair[0], port))).await;
-        targets = targets.into_iter().zip(asked).filter_map(|(pair, yes)| yes.then_some(pair)).collect();
+        let health = futures::future::join_all(targets.iter().map(|pair| is_healthy(pair[0], port))).await;
+        targets = targets.into_iter().zip(health).filter_map(|(pair, healthy)| healthy.then_some(pair)).collect();
     }
     if spec.session_affinity.as_deref() == Some("ClientIP") {
         targets.truncate(1);
@@ -170,7 +170,7 @@ fn addresses(node: &Node) -> [Option<IpAddr>; 2] {
     [false, true].map(|v6| own.iter().copied().find(|address| address.is_ipv6() == v6))
 }
 
-async fn healthy(address: Option<IpAddr>, port: i32) -> bool {
+async fn is_healthy(address: Option<IpAddr>, port: i32) -> bool {
     let (Some(address), Ok(port)) = (address, u16::try_from(port)) else { return false };
     spawn_blocking(move || network::is_healthy(address, port)).await.unwrap_or(false)
 }

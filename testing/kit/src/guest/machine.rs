@@ -1,4 +1,4 @@
-//! The machine that a guest sees.
+//! The virtual hardware of a guest: the command line of qemu.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,51 +7,51 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Link, passt, seed};
-use crate::{cache::Cache, call, network::TAP, part::Part};
+use super::{GuestLink, passt, seed};
+use crate::{cache::Cache, component::Component, network::TAP, subprocess};
 
 pub const AGENT: &str = "agent.sock";
 pub const MONITOR: &str = "monitor.sock";
-/// What the monitor calls its network card.
+/// Id of the network card in QEMU's monitor.
 pub const NETWORK: &str = "net";
 const DISK: &str = "disk.img";
 
-/// What scripts/guest.sh made.
-fn made(name: &str) -> Result<PathBuf> {
+/// Path of a file that scripts/guest.sh built.
+fn built_file(name: &str) -> Result<PathBuf> {
     let path = Cache::open()?.root().with_file_name("guest").join(name);
     ensure!(path.exists(), "{} is missing: run scripts/guest.sh", path.display());
     Ok(path)
 }
 
-/// It is never changed in place, and its holes stay holes.
+/// Copies the disk as a sparse file. The original is never changed.
 pub fn copy_disk(dir: &Path) -> Result<()> {
     let mut copy = Command::new("cp");
-    call::run(copy.args(["--sparse=always", "--reflink=auto"]).arg(made(DISK)?).arg(dir.join(DISK)))?;
+    subprocess::run(copy.args(["--sparse=always", "--reflink=auto"]).arg(built_file(DISK)?).arg(dir.join(DISK)))?;
     Ok(())
 }
 
-pub fn part(link: Link, dir: &Path) -> Result<Part> {
+pub fn component(link: GuestLink, dir: &Path) -> Result<Component> {
     let qemu = "/usr/bin/qemu-system-x86_64";
     ensure!(Path::new(qemu).exists(), "{qemu} is missing: run scripts/setup.sh guest");
-    let words = [vec![qemu.to_owned()], board(dir)?, disks(dir), doors(dir), network(link, dir)].concat();
-    Part::new(link.place(), "guest", words)
+    let arguments = [vec![qemu.to_owned()], board(dir)?, disks(dir), sockets(dir), network(link, dir)].concat();
+    Component::new(link.location(), "guest", arguments)
 }
 
-/// What is switched off of the processor, and why, is said in scripts/kernels.sh: TCG has its own faults.
+/// The CPU features la57 and cx16 are off because of bugs in TCG; see scripts/kernels.sh.
 fn board(dir: &Path) -> Result<Vec<String>> {
     let console = format!("file:{}", dir.join("console.log").display());
-    let (kernel, initrd) = (text(&made("vmlinuz")?)?, text(&made("initrd.img")?)?);
+    let (kernel, initrd) = (text(&built_file("vmlinuz")?)?, text(&built_file("initrd.img")?)?);
     let fixed = "-accel tcg,thread=multi -cpu max,la57=off,cx16=off -smp 2 -m 1024 -nodefaults -no-user-config -display none \
                  -device virtio-rng-pci";
-    let mut words: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
+    let mut arguments: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
     let command_line = "console=ttyS0 root=/dev/vda rw quiet oops=panic panic=-1";
-    words.extend(
+    arguments.extend(
         ["-serial", &console, "-kernel", &kernel, "-initrd", &initrd, "-append", command_line].map(str::to_owned),
     );
-    Ok(words)
+    Ok(arguments)
 }
 
-/// What the guest has written must outlive the guest, not this machine.
+/// The disk uses cache=unsafe: its content has to survive a reset of the guest, but not a crash of this machine.
 fn disks(dir: &Path) -> Vec<String> {
     let disk = |name: &str, more: &str| {
         ["-drive".to_owned(), format!("file={},format=raw,if=virtio,{more}", dir.join(name).display())]
@@ -59,7 +59,7 @@ fn disks(dir: &Path) -> Vec<String> {
     [disk(DISK, "cache=unsafe"), disk(seed::DISK, "readonly=on")].concat()
 }
 
-fn doors(dir: &Path) -> Vec<String> {
+fn sockets(dir: &Path) -> Vec<String> {
     let socket = |name: &str| format!("{},server=on,wait=off", dir.join(name).display());
     vec![
         "-device".into(),
@@ -73,18 +73,18 @@ fn doors(dir: &Path) -> Vec<String> {
     ]
 }
 
-fn network(link: Link, dir: &Path) -> Vec<String> {
-    let wire = match link {
-        Link::Switch => format!("tap,id={NETWORK},ifname={TAP},script=no,downscript=no"),
-        Link::Passt(_) => {
+fn network(link: GuestLink, dir: &Path) -> Vec<String> {
+    let netdev = match link {
+        GuestLink::Bridge => format!("tap,id={NETWORK},ifname={TAP},script=no,downscript=no"),
+        GuestLink::Passt(_) => {
             format!("stream,id={NETWORK},server=off,addr.type=unix,addr.path={}", dir.join(passt::SOCKET).display())
         }
     };
-    ["-netdev", &wire, "-device", &format!("virtio-net-pci,netdev={NETWORK},mac=02:00:00:00:02:00")]
+    ["-netdev", &netdev, "-device", &format!("virtio-net-pci,netdev={NETWORK},mac=02:00:00:00:02:00")]
         .map(str::to_owned)
         .into()
 }
 
 fn text(path: &Path) -> Result<String> {
-    path.to_str().map(str::to_owned).with_context(|| format!("{} is no text", path.display()))
+    path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
 }

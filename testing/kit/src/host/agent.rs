@@ -1,13 +1,13 @@
-//! Beeline on a host: its agent, with files and pins of the host's own, and what is asked and dialled beside it.
+//! Beeline's agent on a host outside the cluster, with files and pins of its own, and commands that query it.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
-//! use kit::host::{Outside, Road};
-//! let host = Outside::make("h1".parse()?, Road::Static)?;
+//! use kit::host::{OutsideHost, HostRoute};
+//! let host = OutsideHost::create("h1".parse()?, HostRoute::Static)?;
 //! let kubeconfig = format!("--kubeconfig={}", host.kubeconfig().display());
-//! let resolver = host.resolver(&["--stand=outside", &kubeconfig])?;
-//! resolver.start()?;
-//! resolver.dial("10.97.0.10:80")?;
+//! let agent = host.agent(&["--host-role=outside", &kubeconfig])?;
+//! agent.start()?;
+//! agent.dial("10.97.0.10:80")?;
 //! # Ok(()) }
 //! ```
 
@@ -16,55 +16,56 @@ use std::{fs, path::PathBuf, process::Output};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::Outside;
+use super::OutsideHost;
 use crate::{
-    agent, namespace, network,
-    part::Part,
-    plan::NAME,
-    state,
-    wait::{self, Patience},
+    address_plan::NAME,
+    agent,
+    component::Component,
+    namespace, network, state,
+    wait::{self, Timeout},
 };
 
-/// As the file of options is called where there is one.
-const FILE: &str = "beeline.yaml";
+/// Name of the agent's configuration file, if it has one.
+const CONFIG_FILE: &str = "beeline.yaml";
 
-/// What a host has of Beeline. The agent ends with the host, and so do its files and pins.
-pub struct Resolver<'a> {
-    outside: &'a Outside,
-    pub part: Part,
+/// Beeline's agent on a host. The agent, its files and its pins are removed with the host.
+pub struct HostAgent<'a> {
+    outside: &'a OutsideHost,
+    pub component: Component,
 }
 
-impl Outside {
-    /// The agent, not yet started; `words` say all that the host does not.
-    pub fn resolver(&self, words: &[&str]) -> Result<Resolver<'_>> {
-        fs::create_dir_all(self.files()).with_context(|| format!("make {}", self.files().display()))?;
-        fs::create_dir_all(self.cgroup()?).with_context(|| format!("make the cgroup of {}", self.host))?;
+impl OutsideHost {
+    /// The agent with additional options; it is not started.
+    pub fn agent(&self, arguments: &[&str]) -> Result<HostAgent<'_>> {
+        fs::create_dir_all(self.files()).with_context(|| format!("create {}", self.files().display()))?;
+        fs::create_dir_all(self.cgroup()?).with_context(|| format!("create the cgroup of {}", self.host))?;
         let binary = agent::binary(None)?.display().to_string();
-        let disk = self.files().join("disk");
+        let state_dir = self.files().join("disk");
         let own = [
             binary,
             "agent".into(),
             format!("--cgroup={}", self.cgroup()?.display()),
-            format!("--state-dir={}", disk.display()),
-            format!("--snapshot-dir={}", disk.join("snapshot").display()),
+            format!("--state-dir={}", state_dir.display()),
+            format!("--snapshot-dir={}", state_dir.join("snapshot").display()),
         ];
-        let words = words.iter().map(|word| (*word).to_owned());
-        let part = self.part(agent::NAME, own.into_iter().chain(self.door()).chain(words).collect())?;
-        Ok(Resolver { outside: self, part })
+        let arguments = arguments.iter().map(|word| (*word).to_owned());
+        let component =
+            self.component(agent::NAME, own.into_iter().chain(self.agent_options()).chain(arguments).collect())?;
+        Ok(HostAgent { outside: self, component })
     }
 
-    /// The same with a file of options; see [`Resolver::configure`]. JSON is YAML.
-    pub fn configured(&self, file: &Value, words: &[&str]) -> Result<Resolver<'_>> {
-        let option = format!("--config={}", self.files().join(FILE).display());
-        let resolver = self.resolver(&[&[option.as_str()], words].concat())?;
-        resolver.configure(&file.to_string())?;
-        Ok(resolver)
+    /// The agent with a configuration file, in JSON, which is valid YAML; see [`HostAgent::configure`].
+    pub fn agent_with_config(&self, file: &Value, arguments: &[&str]) -> Result<HostAgent<'_>> {
+        let option = format!("--config={}", self.files().join(CONFIG_FILE).display());
+        let agent = self.agent(&[&[option.as_str()], arguments].concat())?;
+        agent.configure(&file.to_string())?;
+        Ok(agent)
     }
 
-    /// The options by which a command of Beeline finds this host's agent.
-    pub fn door(&self) -> [String; 2] {
-        let pins = super::pins(&format!("{NAME}-{}", self.host));
-        [format!("--pin-dir={}", pins.display()), self.socket()]
+    /// Options by which a beeline command finds this host's agent.
+    pub fn agent_options(&self) -> [String; 2] {
+        let pin_dir = super::pin_dir(&format!("{NAME}-{}", self.host));
+        [format!("--pin-dir={}", pin_dir.display()), self.socket()]
     }
 
     fn socket(&self) -> String {
@@ -72,107 +73,108 @@ impl Outside {
     }
 }
 
-impl Resolver<'_> {
-    /// Until it says itself that all is programmed.
+impl HostAgent<'_> {
+    /// Starts the agent and waits until its health endpoint reports that everything is programmed.
     pub fn start(&self) -> Result<()> {
-        self.part.start()?;
-        wait::until(Patience::new(format!("Beeline on {}", self.outside.host), 60, self.part.log()), || {
-            self.part.require_running()?;
+        self.component.start()?;
+        wait::until(Timeout::new(format!("Beeline on {}", self.outside.host), 60, self.component.log()), || {
+            self.component.require_running()?;
             let healthy = || network::is_healthy([127, 0, 0, 1].into(), 10256);
             Ok(namespace::run_in(&self.outside.host.namespace(), healthy)?.then_some(()))
         })
     }
 
-    /// What it has programmed stays.
+    /// Stops the agent. The programmed maps stay in effect.
     pub fn stop(&self) -> Result<()> {
-        self.part.stop()
+        self.component.stop()
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) -> Result<()> {
-        self.part.kill()
+        self.component.kill()
     }
 
-    /// Off and without power: nothing is attached nor pinned any more, only the disk remains.
+    /// Simulates a power-off: stops the agent, detaches the hooks and removes the pins. Only the state directory
+    /// remains.
     pub fn shut_down(&self) -> Result<()> {
         self.stop()?;
-        self.ask(&["cleanup"]).map(drop)
+        self.run(&["cleanup"]).map(drop)
     }
 
-    /// Writes its file of options anew, at once.
+    /// Replaces the agent's configuration file atomically.
     pub fn configure(&self, text: &str) -> Result<()> {
-        let (file, aside) = (self.file(), self.file().with_extension("new"));
-        state::write(&aside, text)?;
-        fs::rename(&aside, &file).with_context(|| format!("replace {}", file.display()))
+        let (file, temporary) = (self.config_file(), self.config_file().with_extension("new"));
+        state::write(&temporary, text)?;
+        fs::rename(&temporary, &file).with_context(|| format!("replace {}", file.display()))
     }
 
-    pub fn file(&self) -> PathBuf {
-        self.outside.files().join(FILE)
+    pub fn config_file(&self) -> PathBuf {
+        self.outside.files().join(CONFIG_FILE)
     }
 
-    /// What it keeps over a restart: `--state-dir`, with the snapshots in `snapshot`.
-    pub fn disk(&self) -> PathBuf {
+    /// The agent's `--state-dir`. Snapshots are in `snapshot` below it.
+    pub fn state_dir(&self) -> PathBuf {
         self.outside.files().join("disk")
     }
 
-    /// What another command of Beeline says, such as `status -o json`.
-    pub fn ask(&self, words: &[&str]) -> Result<String> {
-        let door = self.outside.door();
+    /// Runs a beeline command, such as `status`, and returns its output.
+    pub fn run(&self, arguments: &[&str]) -> Result<String> {
+        let options = self.outside.agent_options();
         let binary = agent::binary(None)?.display().to_string();
-        self.outside.run(&[&[binary.as_str()], words, &[&door[0], &door[1]]].concat())
+        self.outside.run(&[&[binary.as_str()], arguments, &[&options[0], &options[1]]].concat())
     }
 
-    /// In JSON.
-    pub fn ask_json(&self, words: &[&str]) -> Result<Value> {
-        let said = self.ask(&[words, &["-o", "json"]].concat())?;
-        serde_json::from_str(&said).with_context(|| format!("{words:?}: {said}"))
+    /// Runs a beeline command with `-o json` and parses its output.
+    pub fn run_json(&self, arguments: &[&str]) -> Result<Value> {
+        let output = self.run(&[arguments, &["-o", "json"]].concat())?;
+        serde_json::from_str(&output).with_context(|| format!("beeline {arguments:?} printed {output}"))
     }
 
     pub fn status(&self) -> Result<Value> {
-        self.ask_json(&["status"])
+        self.run_json(&["status"])
     }
 
-    /// What `status` says of a cluster; null where it knows none of that name.
+    /// The status of one cluster, or null if the agent has none of that name.
     pub fn cluster(&self, name: &str) -> Result<Value> {
         let status = self.status()?;
         let all = status["clusters"].as_array().cloned().unwrap_or_default();
         Ok(all.into_iter().find(|cluster| cluster["name"] == name).unwrap_or(Value::Null))
     }
 
-    /// Why and what to do, for each refusal with this reason.
-    pub fn refused(&self, reason: &str) -> Result<Vec<String>> {
+    /// Messages of all refusals with this reason.
+    pub fn refusals(&self, reason: &str) -> Result<Vec<String>> {
         let status = self.status()?;
         let all = status["refusals"].as_array().cloned().unwrap_or_default();
-        let mine = all.iter().filter(|refusal| refusal["reason"] == reason);
-        Ok(mine.map(|refusal| refusal["message"].as_str().unwrap_or_default().to_owned()).collect())
+        let matching = all.iter().filter(|refusal| refusal["reason"] == reason);
+        Ok(matching.map(|refusal| refusal["message"].as_str().unwrap_or_default().to_owned()).collect())
     }
 
     pub fn metrics(&self) -> Result<String> {
         self.outside.run(&["curl", "-s", "--max-time", "5", "http://127.0.0.1:10249/metrics"])
     }
 
-    /// Who answers; see [`Outside::dial`].
+    /// Name of the server that answers; see [`OutsideHost::dial`].
     pub fn dial(&self, at: &str) -> Result<String> {
         self.outside.dial(at)
     }
 
-    /// The same by one who sees another cluster first.
-    pub fn dial_in(&self, view: &str, at: &str) -> Result<String> {
-        let words = self.in_view(view, &["sh", "-c", &super::dialling(at)])?;
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        Ok(self.outside.run(&words)?.trim().to_owned())
+    /// Dials in a view; see [`OutsideHost::dial`].
+    pub fn dial_in_view(&self, view: &str, at: &str) -> Result<String> {
+        let arguments = self.view_command(view, &["sh", "-c", &super::dial_script(at)])?;
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Ok(self.outside.run(&arguments)?.trim().to_owned())
     }
 
-    /// `words` as a command in a view.
-    pub fn in_view(&self, view: &str, words: &[&str]) -> Result<Vec<String>> {
+    /// Command line that runs a command in a view.
+    pub fn view_command(&self, view: &str, arguments: &[&str]) -> Result<Vec<String>> {
         let binary = agent::binary(None)?.display().to_string();
         let own = [binary, "run".into(), format!("--view={view}"), self.outside.socket(), "--".into()];
-        Ok(own.into_iter().chain(words.iter().map(|word| (*word).to_owned())).collect())
+        Ok(own.into_iter().chain(arguments.iter().map(|word| (*word).to_owned())).collect())
     }
 
-    /// A program on the host, whatever becomes of it.
-    pub fn attempt(&self, words: &[String]) -> Result<Output> {
+    /// Runs a program on the host and returns its output, also if it fails.
+    pub fn output(&self, arguments: &[String]) -> Result<Output> {
         let mut command = self.outside.command()?;
-        command.args(words).output().with_context(|| format!("run {words:?}"))
+        command.args(arguments).output().with_context(|| format!("run {arguments:?}"))
     }
 }

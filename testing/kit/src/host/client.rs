@@ -1,4 +1,4 @@
-//! One on a host who dials without pause while others break things, and the score of it.
+//! A client on a host that dials in a loop while a test injects faults, and counts its results.
 
 use std::{
     collections::BTreeMap,
@@ -13,38 +13,38 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Outside, Resolver};
+use super::{HostAgent, OutsideHost};
 use crate::{
-    part,
-    storm::{FAILED, Protocol, Target},
+    component,
+    load::{DialProtocol, DialTarget, FAILED},
 };
 
-/// Whose dials are seen how.
+/// Cgroup or view in which a client runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seat<'a> {
-    /// As everybody on the host.
+pub enum ClientContext<'a> {
+    /// The host's default view.
     Plain,
-    /// By `beeline run --view`.
+    /// A view, entered by `beeline run --view`.
     View(&'a str),
-    /// In this cgroup below the host's.
+    /// A cgroup below the host's.
     Cgroup(&'a str),
 }
 
-/// It ends when this is dropped.
-pub struct Client {
+/// A running client. It ends when the value is dropped.
+pub struct DialClient {
     pub name: String,
     child: Child,
-    score: Arc<Mutex<Score>>,
+    counts: Arc<Mutex<DialCounts>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Score {
+pub struct DialCounts {
     pub answers: BTreeMap<String, u64>,
-    /// Why, and how often.
+    /// Number of failures by reason.
     pub failures: BTreeMap<String, u64>,
 }
 
-impl Score {
+impl DialCounts {
     pub fn dials(&self) -> u64 {
         self.answers.values().sum::<u64>() + self.failed()
     }
@@ -53,72 +53,78 @@ impl Score {
         self.failures.values().sum()
     }
 
-    /// Answers of others than these.
-    pub fn strange(&self, is_right: impl Fn(&str) -> bool) -> u64 {
-        self.answers.iter().filter(|(name, _)| !is_right(name)).map(|(_, count)| count).sum()
+    /// Number of answers from servers that are not expected.
+    pub fn unexpected(&self, is_expected: impl Fn(&str) -> bool) -> u64 {
+        self.answers.iter().filter(|(name, _)| !is_expected(name)).map(|(_, count)| count).sum()
     }
 
-    fn note(&mut self, line: &str) {
+    fn record(&mut self, line: &str) {
         let (counts, key) = match line.strip_prefix(FAILED) {
-            Some(why) => (&mut self.failures, why),
+            Some(reason) => (&mut self.failures, reason),
             None => (&mut self.answers, line),
         };
         *counts.entry(key.to_owned()).or_default() += 1;
     }
 }
 
-impl Outside {
-    /// Starts one, in the same place where the resolver's other clients are.
-    pub fn client(&self, resolver: &Resolver, seat: Seat, protocol: Protocol, at: SocketAddr) -> Result<Client> {
-        let kit = part::program()?.display().to_string();
-        let target = Target { protocol, at };
-        let words = [kit.as_str(), "dial", &target.to_string()];
-        let (cgroup, words) = match seat {
-            Seat::Plain => ("client", words.map(str::to_owned).to_vec()),
-            Seat::View(view) => ("client", resolver.in_view(view, &words)?),
-            Seat::Cgroup(name) => (name, words.map(str::to_owned).to_vec()),
+impl OutsideHost {
+    /// Starts a client on this host.
+    pub fn client(
+        &self,
+        agent: &HostAgent,
+        context: ClientContext,
+        protocol: DialProtocol,
+        at: SocketAddr,
+    ) -> Result<DialClient> {
+        let kit = component::program()?.display().to_string();
+        let target = DialTarget { protocol, at };
+        let arguments = [kit.as_str(), "dial", &target.to_string()];
+        let (cgroup, arguments) = match context {
+            ClientContext::Plain => ("client", arguments.map(str::to_owned).to_vec()),
+            ClientContext::View(view) => ("client", agent.view_command(view, &arguments)?),
+            ClientContext::Cgroup(name) => (name, arguments.map(str::to_owned).to_vec()),
         };
         let mut command = Command::new(&kit);
-        command.args(["host", &self.host.name(), "--part", cgroup, "--"]).args(words);
-        Client::start(format!("{seat:?} {target}"), command)
+        command.args(["host", &self.host.name(), "--component", cgroup, "--"]).args(arguments);
+        DialClient::start(format!("{context:?} {target}"), command)
     }
 }
 
-impl Client {
-    fn start(name: String, mut command: Command) -> Result<Client> {
+impl DialClient {
+    fn start(name: String, mut command: Command) -> Result<DialClient> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().with_context(|| name.clone())?;
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let score = Arc::new(Mutex::new(Score::default()));
-        let shared = score.clone();
-        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| lock(&shared).note(&line)));
-        let client = Client { name, child, score };
+        let counts = Arc::new(Mutex::new(DialCounts::default()));
+        let shared = counts.clone();
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| lock(&shared).record(&line)));
+        let client = DialClient { name, child, counts };
         client.wait_for(1)?;
         Ok(client)
     }
 
-    /// What came since the last time this was asked.
-    pub fn take(&self) -> Score {
-        mem::take(&mut lock(&self.score))
+    /// Returns the counts since the last call, and resets them.
+    pub fn take_counts(&self) -> DialCounts {
+        mem::take(&mut lock(&self.counts))
     }
 
-    /// Until it has dialled so often since [`Client::take`].
+    /// Waits until the client has dialled this often since [`DialClient::take_counts`].
     pub fn wait_for(&self, dials: u64) -> Result<()> {
         let start = Instant::now();
-        while lock(&self.score).dials() < dials {
-            ensure!(start.elapsed() < Duration::from_secs(30), "{}: no {dials} dials within 30 s", self.name);
+        while lock(&self.counts).dials() < dials {
+            ensure!(start.elapsed() < Duration::from_secs(30), "{}: fewer than {dials} dials within 30 s", self.name);
             thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
 }
 
-impl Drop for Client {
+impl Drop for DialClient {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // It may have ended by itself.
+        let _ = self.child.kill(); // The process may have ended by itself.
         let _ = self.child.wait();
     }
 }
 
-fn lock(score: &Mutex<Score>) -> std::sync::MutexGuard<'_, Score> {
-    score.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(counts: &Mutex<DialCounts>) -> std::sync::MutexGuard<'_, DialCounts> {
+    counts.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Parts of the cluster go while clients dial without pause: no dial to a service with a stable backend fails, and
-//! afterwards the kernel's tables are what the objects say.
+//! Components of the cluster fail while clients dial in a loop: no dial to a Service with a stable backend fails, and
+//! afterwards the kernel's maps match the objects.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,118 +9,126 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::field::{Field, at, client, eventually, server, service};
-use crate::storm::Storm;
+use crate::fixture::{ClusterFixture, client, host_port, server, service, wait_until};
+use crate::load::LoadGenerator;
 
-struct Ground {
-    field: Field,
-    ways: Vec<String>,
+struct FaultFixture {
+    fixture: ClusterFixture,
+    addresses: Vec<String>,
 }
 
-impl Ground {
-    fn new(name: &str) -> Ground {
-        let field = Field::new(name);
-        field.apply(&[server("web-1", 1), server("web-2", 2), client("client-1", 1), client("client-3", 3)]);
-        field.apply(&[service("web", json!({ "type": "NodePort" }))]);
-        field.wait_ready(&["web-1", "web-2", "client-1", "client-3"]);
-        field.settle("web", 2);
-        let port = field.get("service", "web")["spec"]["ports"][0]["nodePort"].as_u64().unwrap();
-        let mut ways: Vec<String> = field.cluster_ips("web").iter().map(|ip| at(ip, 80)).collect();
-        ways.push(at(&field.cluster.nodes()[1].addresses()[0].to_string(), port));
-        Ground { field, ways }
+impl FaultFixture {
+    fn new(name: &str) -> FaultFixture {
+        let fixture = ClusterFixture::new(name);
+        fixture.apply(&[server("web-1", 1), server("web-2", 2), client("client-1", 1), client("client-3", 3)]);
+        fixture.apply(&[service("web", json!({ "type": "NodePort" }))]);
+        fixture.wait_ready(&["web-1", "web-2", "client-1", "client-3"]);
+        fixture.wait_for_endpoints("web", 2);
+        let port = fixture.get("service", "web")["spec"]["ports"][0]["nodePort"].as_u64().unwrap();
+        let mut addresses: Vec<String> = fixture.cluster_ips("web").iter().map(|ip| host_port(ip, 80)).collect();
+        addresses.push(host_port(&fixture.cluster.nodes()[1].addresses()[0].to_string(), port));
+        FaultFixture { fixture, addresses }
     }
 
-    fn storms(&self) -> [Storm<'_>; 2] {
-        ["client-1", "client-3"].map(|pod| Storm::start(&self.field, pod, &self.ways))
+    fn start_loads(&self) -> [LoadGenerator<'_>; 2] {
+        ["client-1", "client-3"].map(|pod| LoadGenerator::start(&self.fixture, pod, &self.addresses))
     }
 
-    /// Services and slices around the one that is dialled come and go.
+    /// Creates and deletes other Services.
     fn churn(&self, rounds: usize) {
         for round in 0..rounds {
             let name = format!("other-{}", round % 5);
-            self.field.apply(&[service(&name, json!({}))]);
+            self.fixture.apply(&[service(&name, json!({}))]);
             if round % 2 == 1 {
-                self.field.delete("service", &name);
+                self.fixture.delete("service", &name);
             }
         }
     }
 
-    fn tables_are_the_plan(&self) {
-        self.tables_are_the_plan_of(&kit::agent::binary(None).unwrap(), &self.field.cluster.nodes());
+    fn assert_maps_match(&self) {
+        self.assert_maps_match_with(&kit::agent::binary(None).unwrap(), &self.fixture.cluster.nodes());
     }
 
-    /// What a node would do with the objects of now is what its kernel does; a program reads tables of its own layout.
-    fn tables_are_the_plan_of(&self, beeline: &Path, nodes: &[kit::Node]) {
+    /// Waits until each node's kernel maps match the plan for the current objects. `beeline` must have the maps'
+    /// layout.
+    fn assert_maps_match_with(&self, beeline: &Path, nodes: &[kit::NodeId]) {
         let dir = tempfile::tempdir().unwrap();
         let dir_name = dir.path().display().to_string();
         for node in nodes {
-            eventually(&format!("the tables of {node}"), || {
-                let objects =
-                    self.field.cluster.kubectl(&["get", "-A", "-o", "json", "services,endpointslices,nodes"]).unwrap();
+            wait_until(&format!("the maps of {node} match the objects"), || {
+                let objects = self
+                    .fixture
+                    .cluster
+                    .kubectl(&["get", "-A", "-o", "json", "services,endpointslices,nodes"])
+                    .unwrap();
                 let list: Value = serde_json::from_str(&objects).unwrap();
                 std::fs::write(dir.path().join("all.json"), list.to_string()).unwrap();
                 let beeline = beeline.display().to_string();
-                let words = [beeline.as_str(), "plan", "--diff", "--manifests", &dir_name, "--node-name", &node.name()];
-                self.field.cluster.node(*node, &words).is_ok()
+                let arguments =
+                    [beeline.as_str(), "plan", "--diff", "--manifests", &dir_name, "--node-name", &node.name()];
+                self.fixture.cluster.node(*node, &arguments).is_ok()
             });
         }
     }
 }
 
 #[test]
-fn the_api_server_and_etcd_stop_and_start() {
-    let ground = Ground::new("outage");
-    let storms = ground.storms();
-    for part in ["kube-apiserver", "etcd"] {
-        ground.churn(4);
-        ground.field.cluster.part(part).unwrap().stop().unwrap();
-        sleep(Duration::from_secs(5));
-        ground.field.cluster.start_part(part).unwrap();
-        ground.field.cluster.wait_for_api().unwrap();
-        ground.churn(4);
+fn an_outage_of_the_api_server_and_etcd_fails_no_dial() {
+    let fault = FaultFixture::new("outage");
+    let loads = fault.start_loads();
+    for component in ["kube-apiserver", "etcd"] {
+        fault.churn(4);
+        fault.fixture.cluster.component(component).unwrap().stop().unwrap();
+        sleep(Duration::from_secs(5)); // Duration of the outage.
+        fault.fixture.cluster.start_component(component).unwrap();
+        fault.fixture.cluster.wait_for_api().unwrap();
+        fault.churn(4);
     }
-    storms.into_iter().for_each(|storm| storm.stop().must_be_clean("API server and etcd stopped"));
-    ground.tables_are_the_plan();
+    loads.into_iter().for_each(|load| load.stop().assert_no_failures("API server and etcd stopped"));
+    fault.assert_maps_match();
 }
 
 #[test]
-fn agents_are_killed_and_start_again() {
-    let ground = Ground::new("killed");
-    let storms = ground.storms();
+fn killed_agents_fail_no_dial() {
+    let fault = FaultFixture::new("killed");
+    let loads = fault.start_loads();
     for round in 0..10 {
-        let agent = ground.field.cluster.part(&format!("n{}/beeline", [1, 3][round % 2])).unwrap();
+        let agent = fault.fixture.cluster.component(&format!("n{}/beeline", [1, 3][round % 2])).unwrap();
         agent.kill().unwrap();
-        ground.churn(1);
+        fault.churn(1);
         agent.start().unwrap();
-        sleep(Duration::from_millis(500));
+        sleep(Duration::from_millis(500)); // Some agents are killed while they start.
     }
-    // An agent that starts without its API server serves what is pinned.
-    ground.field.cluster.part("kube-apiserver").unwrap().stop().unwrap();
-    let agent = ground.field.cluster.part("n1/beeline").unwrap();
+    // An agent that starts without its API server serves from the pinned maps.
+    fault.fixture.cluster.component("kube-apiserver").unwrap().stop().unwrap();
+    let agent = fault.fixture.cluster.component("n1/beeline").unwrap();
     agent.kill().unwrap();
     agent.start().unwrap();
-    sleep(Duration::from_secs(4));
-    let status: Value = serde_json::from_str(&ground.field.beeline(1, &["status", "-o", "json"])).unwrap();
-    assert_eq!(status["source"]["synced"], false, "{status}");
-    assert!(status["source"]["error"].is_string(), "{status}");
-    ground.field.cluster.start_part("kube-apiserver").unwrap();
-    storms.into_iter().for_each(|storm| storm.stop().must_be_clean("agents killed"));
-    ground.tables_are_the_plan();
+    let beeline = kit::agent::binary(None).unwrap().display().to_string();
+    let node = fault.fixture.cluster.nodes()[0];
+    let status = || fault.fixture.cluster.node(node, &[&beeline, "status", "-o", "json"]).unwrap_or_default();
+    wait_until("the agent reports the API server's outage", || {
+        let status: Value = serde_json::from_str(&status()).unwrap_or_default();
+        status["source"]["synced"] == false && status["source"]["error"].is_string()
+    });
+    fault.fixture.cluster.start_component("kube-apiserver").unwrap();
+    loads.into_iter().for_each(|load| load.stop().assert_no_failures("agents killed"));
+    fault.assert_maps_match();
 }
 
-/// Stops a node's agent, lets the world go on without it, and starts this program in its place; gives how it started.
-fn upgrade(ground: &Ground, node: kit::Node, binary: &Path) -> Value {
-    kit::agent::part(node).unwrap().stop().unwrap();
-    ground.churn(2);
+/// Replaces a node's agent by this program while objects change, and returns the `kernel` section of its status.
+fn upgrade(fault: &FaultFixture, node: kit::NodeId, binary: &Path) -> Value {
+    kit::agent::component(node).unwrap().stop().unwrap();
+    fault.churn(2);
     kit::agent::start(node, binary, &[]).unwrap();
-    ground.churn(2);
+    fault.churn(2);
     kit::agent::wait_until_ready(node, false).unwrap();
     let beeline = binary.display().to_string();
-    let status = ground.field.cluster.node(node, &[&beeline, "status", "-o", "json"]).unwrap();
+    let status = fault.fixture.cluster.node(node, &[&beeline, "status", "-o", "json"]).unwrap();
     serde_json::from_str::<Value>(&status).unwrap()["kernel"].clone()
 }
 
-/// The program that `make other-layout` builds: its map keys and values have other sizes.
+/// The program that `make other-layout` builds, whose map keys and values have other sizes.
 fn other_layout(own: &Path) -> PathBuf {
     let path = own.parent().and_then(Path::parent).unwrap().join("other-layout/beeline");
     assert!(path.is_file(), "{} is missing: `make other-layout` builds it, `make test` does so first", path.display());
@@ -128,25 +136,28 @@ fn other_layout(own: &Path) -> PathBuf {
 }
 
 #[test]
-fn agents_are_upgraded_and_back() {
-    let ground = Ground::new("upgraded");
+fn upgrades_and_downgrades_of_agents_fail_no_dial() {
+    let fault = FaultFixture::new("upgraded");
     let own = kit::agent::binary(None).unwrap();
     let next = Path::new(env!("CARGO_TARGET_TMPDIR")).join("next/beeline");
     std::fs::create_dir_all(next.parent().unwrap()).unwrap();
     std::fs::copy(&own, &next).unwrap();
     let other = other_layout(&own);
-    let nodes = [1, 3].map(|number| kit::Node::new(number).unwrap());
-    let storms = ground.storms();
+    let nodes = [1, 3].map(|number| kit::NodeId::new(number).unwrap());
+    let loads = fault.start_loads();
     let mut layouts = Vec::new();
     for (binary, start) in [(&next, "adopted"), (&other, "rebuilt"), (&own, "rebuilt"), (&own, "adopted")] {
         for node in nodes {
-            let kernel = upgrade(&ground, node, binary);
+            let kernel = upgrade(&fault, node, binary);
             assert_eq!((&kernel["start"], &kernel["live"]), (&json!(start), &json!(true)), "{node}: {kernel}");
             layouts.push(kernel["layout"].as_u64().unwrap());
         }
-        ground.tables_are_the_plan_of(binary, &nodes);
+        fault.assert_maps_match_with(binary, &nodes);
     }
-    assert!(layouts[0] != layouts[2] && layouts[0] == layouts[4], "another layout, and back: {layouts:?}");
-    storms.into_iter().for_each(|storm| storm.stop().must_be_clean("agents upgraded"));
-    ground.tables_are_the_plan();
+    assert!(
+        layouts[0] != layouts[2] && layouts[0] == layouts[4],
+        "expected another layout and the first one again: {layouts:?}"
+    );
+    loads.into_iter().for_each(|load| load.stop().assert_no_failures("agents upgraded"));
+    fault.assert_maps_match();
 }

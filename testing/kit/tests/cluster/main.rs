@@ -1,16 +1,16 @@
-//! Beeline in a real Kubernetes: three nodes, real kubelets and pods, no kube-proxy. The cluster is the one that runs
-//! (`make test-cluster` starts and ends it); every test has a namespace of its own.
+//! Beeline in a real Kubernetes cluster: three nodes with kubelets and pods, without kube-proxy. The tests use the
+//! running cluster, which `make test-cluster` starts and stops. Every test has a namespace of its own.
 
-mod deploy;
+mod address_kinds;
+mod chart;
+mod controller;
 mod dns;
 mod fault;
-mod field;
-mod follow;
+mod fixture;
 mod identity;
-mod kind;
+mod load;
+mod object_changes;
 mod plugin;
-mod policy;
+mod policies;
 mod rollout;
-mod steer;
-mod steward;
-mod storm;
+mod traffic_policy;

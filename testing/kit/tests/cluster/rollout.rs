@@ -1,20 +1,20 @@
-//! A Deployment rolls out while clients dial without pause.
+//! A Deployment is restarted while clients dial in a loop.
 
 use serde_json::json;
 
-use crate::field::{Field, IMAGE, at, client, service};
-use crate::storm::Storm;
+use crate::fixture::{ClusterFixture, IMAGE, client, host_port, service, wait_until};
+use crate::load::LoadGenerator;
 
 #[test]
 fn a_rollout_fails_no_dial() {
-    let field = Field::new("rollout");
+    let fixture = ClusterFixture::new("rollout");
     let container = json!({
         "name": "main", "image": IMAGE, "imagePullPolicy": "Never",
-        // On its way out it serves for a while, as a server should: that is when endpoints leave the slices.
+        // The server continues for a while after SIGTERM, during which its endpoint is removed from the slices.
         "args": ["netexec", "--http-port=8080", "--udp-port=-1", "--delay-shutdown=4"],
         "readinessProbe": { "httpGet": { "path": "/hostname", "port": 8080 }, "periodSeconds": 1 },
     });
-    field.apply(&[
+    fixture.apply(&[
         client("client-1", 1),
         client("client-3", 3),
         service("web", json!({ "ports": [{ "name": "http", "port": 80, "targetPort": 8080 }] })),
@@ -29,13 +29,15 @@ fn a_rollout_fails_no_dial() {
             },
         }),
     ]);
-    field.wait_ready(&["client-1", "client-3"]);
-    field.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"]);
-    field.settle("web", 3);
-    let ways: Vec<String> = field.cluster_ips("web").iter().map(|ip| at(ip, 80)).collect();
-    let storms = ["client-1", "client-3"].map(|pod| Storm::start(&field, pod, &ways));
-    field.kubectl(&["rollout", "restart", "deployment/web"]);
-    field.kubectl(&["rollout", "status", "deployment/web", "--timeout=180s"]);
-    std::thread::sleep(std::time::Duration::from_secs(6));
-    storms.into_iter().for_each(|storm| storm.stop().must_be_clean("rollout"));
+    fixture.wait_ready(&["client-1", "client-3"]);
+    fixture.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"]);
+    fixture.wait_for_endpoints("web", 3);
+    let addresses: Vec<String> = fixture.cluster_ips("web").iter().map(|ip| host_port(ip, 80)).collect();
+    let loads = ["client-1", "client-3"].map(|pod| LoadGenerator::start(&fixture, pod, &addresses));
+    fixture.kubectl(&["rollout", "restart", "deployment/web"]);
+    fixture.kubectl(&["rollout", "status", "deployment/web", "--timeout=180s"]);
+    wait_until("the old pods have ended", || {
+        fixture.kubectl(&["get", "pods", "-l", "app=web", "-o", "name"]).lines().count() == 3
+    });
+    loads.into_iter().for_each(|load| load.stop().assert_no_failures("rollout"));
 }

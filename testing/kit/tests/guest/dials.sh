@@ -1,10 +1,10 @@
 #!/bin/bash
-# Dials TCP port 80 of each address in turn, without a pause, until /run/dials/stop is there. It is bash alone: where
-# nothing is sped up by hardware, starting a program takes longer than a dial.
+# Dials TCP port 80 of each address in a loop until /run/dials/stop exists. It uses only bash built-ins, because starting a
+# program in an emulated guest takes longer than a dial.
 #
-#   dials.sh NAME ADDRESS...      NAME is who must answer
+#   dials.sh NAME ADDRESS...      NAME is the server that must answer
 #
-# /run/dials/total has how many there were and how many were in vain; /run/dials/failed a line for each of the latter.
+# /run/dials/total contains the number of dials and of failures, /run/dials/failed one line per failure.
 set -u
 name=$1
 shift

@@ -1,26 +1,27 @@
-//! The ground itself: a guest boots, does what it is told, reaches a pod, and comes back from a reboot and a power cut.
+//! Checks of the kit itself: a guest boots, runs commands, reaches a pod, and boots again after a reboot and a power
+//! cut.
 
 use std::{path::PathBuf, time::Instant};
 
-use kit::guest::{Guest, Link, Wish};
+use kit::guest::{Guest, GuestConfig, GuestLink};
 
-use crate::field::{Field, at, server};
+use crate::fixture::{ClusterFixture, host_port, server};
 
-pub fn boot(link: Link, files: Vec<PathBuf>) -> Guest {
+pub fn boot(link: GuestLink, files: Vec<PathBuf>) -> Guest {
     let start = Instant::now();
-    let guest = Guest::boot(&Wish { link, files }).unwrap();
-    guest.settle().unwrap();
+    let guest = Guest::boot(&GuestConfig { link, files }).unwrap();
+    guest.wait_for_services().unwrap();
     println!("guest: {link:?} is up after {:.0} s", start.elapsed().as_secs_f32());
     guest
 }
 
-/// Who answers a dial from the guest; a failure is curl's exit code, as in [`Field::dial`].
+/// Name of the server that answers a dial from the guest, or `failed` and curl's exit code.
 pub fn dial(guest: &Guest, address: &str) -> String {
     let script = format!("curl -s --max-time 10 http://{address}/hostname || printf 'failed %s' $?");
     guest.run(&script).unwrap().trim().to_owned()
 }
 
-/// Who answers a datagram; nobody: an empty name.
+/// Name of the server that answers a datagram, or an empty string.
 pub fn send(guest: &Guest, address: &str, port: u64) -> String {
     let script = format!(
         "bash -c 'exec 3<>/dev/udp/{address}/{port}; echo hostname >&3; timeout 10 dd bs=512 count=1 status=none <&3' || true"
@@ -28,37 +29,40 @@ pub fn send(guest: &Guest, address: &str, port: u64) -> String {
     guest.run(&script).unwrap().trim().to_owned()
 }
 
-/// The addresses of a pod, of both families.
-pub fn addresses(field: &Field, pod: &str) -> Vec<String> {
-    let ips = field.get("pod", pod)["status"]["podIPs"].clone();
+/// Addresses of a pod of both families.
+pub fn addresses(fixture: &ClusterFixture, pod: &str) -> Vec<String> {
+    let ips = fixture.get("pod", pod)["status"]["podIPs"].clone();
     ips.as_array().unwrap().iter().map(|ip| ip["ip"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
-fn a_guest_reaches_a_pod_and_survives_a_reboot_and_a_power_cut() {
-    let field = Field::new("guest");
-    field.apply(&[server("web-1", 1)]);
-    field.wait_ready(&["web-1"]);
-    let guest = boot(Link::Switch, vec![]);
-    assert!(guest.run("uname -r").unwrap().starts_with("6.1."), "the kernel that we promise to run on");
-    let reaches = || {
-        for ip in addresses(&field, "web-1") {
-            assert_eq!(dial(&guest, &at(&ip, 8080)), "web-1", "{ip}");
+fn a_guest_reaches_a_pod_after_boot_reboot_and_power_cut() {
+    let fixture = ClusterFixture::new("guest");
+    fixture.apply(&[server("web-1", 1)]);
+    fixture.wait_ready(&["web-1"]);
+    let guest = boot(GuestLink::Bridge, vec![]);
+    assert!(guest.run("uname -r").unwrap().starts_with("6.1."), "the oldest supported kernel");
+    let assert_reaches_pod = || {
+        for ip in addresses(&fixture, "web-1") {
+            assert_eq!(dial(&guest, &host_port(&ip, 8080)), "web-1", "{ip}");
         }
     };
-    reaches();
+    assert_reaches_pod();
     guest.run("echo kept >/var/tmp/kept && sync").unwrap();
     println!("guest: reboot took {:.0} s", guest.reboot().unwrap().as_secs_f32());
-    guest.settle().unwrap();
+    guest.wait_for_services().unwrap();
     assert_eq!(guest.run("cat /var/tmp/kept").unwrap(), "kept\n");
-    reaches();
-    guest.plug(false).unwrap();
-    assert!(dial(&guest, &at(&addresses(&field, "web-1")[0], 8080)).starts_with("failed"), "without a cable");
-    guest.plug(true).unwrap();
-    crate::field::eventually("the cable is in again", || {
-        dial(&guest, &at(&addresses(&field, "web-1")[0], 8080)) == "web-1"
+    assert_reaches_pod();
+    guest.set_link(false).unwrap();
+    assert!(
+        dial(&guest, &host_port(&addresses(&fixture, "web-1")[0], 8080)).starts_with("failed"),
+        "without a network cable"
+    );
+    guest.set_link(true).unwrap();
+    crate::fixture::wait_until("the network cable is connected again", || {
+        dial(&guest, &host_port(&addresses(&fixture, "web-1")[0], 8080)) == "web-1"
     });
     guest.reset().unwrap();
-    guest.settle().unwrap();
-    reaches();
+    guest.wait_for_services().unwrap();
+    assert_reaches_pod();
 }

@@ -1,10 +1,10 @@
-//! Beeline and virtual machines: a Debian guest with systemd that joins by the package, and one whose dials its node makes
-//! for it. The cluster is the one that runs; `make test-vm` starts and ends it.
+//! Beeline and virtual machines: a Debian guest with systemd that installs the package and joins, and a guest whose
+//! connections are opened by passt on a node. The tests use the running cluster, which `make test-vm` starts and stops.
 
 mod dials;
-#[path = "../cluster/field.rs"]
-#[allow(dead_code)] // What the other tests need is not all needed here.
-mod field;
+#[path = "../cluster/fixture.rs"]
+#[allow(dead_code)] // These tests use only a part of the fixture.
+mod fixture;
 mod host;
 mod join;
 mod machine;

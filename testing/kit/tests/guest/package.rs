@@ -1,34 +1,36 @@
-//! The package on a host that dials without a pause: nobody notices a restart, a crash or an upgrade; and when it is purged
-//! nothing is left.
+//! The package on a host that dials in a loop: a restart, a crash and an upgrade fail no dial, and a purge leaves no
+//! file.
 
-use crate::{dials::dialling, host::Host};
+use crate::{dials::dial_during, host::GuestHost};
 
-impl Host {
-    /// Which agent it is that runs.
-    fn process(&self) -> String {
+impl GuestHost {
+    /// The pid of the running agent.
+    fn agent_pid(&self) -> String {
         self.guest.run("systemctl show --property MainPID --value beeline").unwrap()
     }
 
-    /// Each ends the agent, and another one begins.
-    fn goes_on(&self, what: &str, script: &str) {
-        dialling(&self.guest, &self.ips, what, || {
-            let before = self.process();
+    /// Runs a script that replaces the agent while clients dial.
+    fn assert_no_dial_fails(&self, what: &str, script: &str) {
+        dial_during(&self.guest, &self.ips, what, || {
+            let before = self.agent_pid();
             self.guest.run(script).unwrap();
-            crate::field::eventually("another agent", || ![&before, "0\n"].contains(&self.process().as_str()));
-            crate::field::eventually("it answers", || self.guest.outcome("beeline status").unwrap().code == 0);
+            crate::fixture::wait_until("a new agent runs", || ![&before, "0\n"].contains(&self.agent_pid().as_str()));
+            crate::fixture::wait_until("the new agent answers", || {
+                self.guest.output("beeline status").unwrap().code == 0
+            });
         });
     }
 
-    /// Whatever has our name, and what lies in our folders.
-    fn traces(&self) -> String {
+    /// Files and directories whose name contains beeline.
+    fn remaining_files(&self) -> String {
         let ours =
             "find / /run /sys/fs/bpf /sys/fs/cgroup -xdev -path /seed -prune -o -iname '*beeline*' -print | sort -u";
         self.guest.run(ours).unwrap()
     }
 }
 
-fn is_whole(host: &Host) {
-    assert_eq!(host.guest.run("dpkg --verify beeline").unwrap(), "", "every file as it was packed");
+fn assert_package_is_complete(host: &GuestHost) {
+    assert_eq!(host.guest.run("dpkg --verify beeline").unwrap(), "", "every file is as packed");
     host.guest.run("zcat /usr/share/man/man1/beeline-join.1.gz | grep -q '^.TH beeline-join 1'").unwrap();
     let completion = ". /usr/share/bash-completion/completions/beeline && complete -p beeline";
     host.guest.run(&format!("bash -c '{completion}'")).unwrap();
@@ -37,20 +39,20 @@ fn is_whole(host: &Host) {
 }
 
 #[test]
-fn nobody_notices_an_upgrade_and_a_purge_leaves_nothing() {
-    let host = Host::install("package");
-    is_whole(&host);
+fn an_upgrade_fails_no_dial_and_a_purge_leaves_no_file() {
+    let host = GuestHost::install("package");
+    assert_package_is_complete(&host);
     host.join();
-    host.goes_on("restarted", "systemctl restart beeline");
-    host.goes_on("killed", "systemctl kill --signal KILL beeline");
-    host.goes_on("upgraded", "dpkg -i /seed/*.deb");
-    host.serves("upgraded");
-    host.route_names();
+    host.assert_no_dial_fails("restarted", "systemctl restart beeline");
+    host.assert_no_dial_fails("killed", "systemctl kill --signal KILL beeline");
+    host.assert_no_dial_fails("upgraded", "dpkg -i /seed/*.deb");
+    host.assert_resolves("upgraded");
+    host.enable_dns();
 
     host.guest.run("dpkg --purge beeline").unwrap();
-    host.is_not_served("purged");
-    assert_eq!(host.traces(), "");
+    host.assert_not_resolved("purged");
+    assert_eq!(host.remaining_files(), "");
     let routed = host.guest.run("resolvectl domain").unwrap();
-    assert!(!routed.contains("~cluster.local"), "names are asked elsewhere again: {routed}");
-    host.guest.settle().unwrap();
+    assert!(!routed.contains("~cluster.local"), "the agent's DNS server is still used: {routed}");
+    host.guest.wait_for_services().unwrap();
 }

@@ -1,41 +1,41 @@
-//! A cluster that claims what is not its own: this host's addresses, loopback and link-local ones. What the API server does
-//! not let pass is written into its store behind its back, as by a server that asks nobody.
+//! A cluster claims addresses that do not belong to it: this host's own, loopback and link-local addresses. Objects
+//! that the API server would reject are written to etcd directly.
 
 use std::net::IpAddr;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use kit::{Place, host::Road};
+use kit::{Location, host::HostRoute};
 use serde_json::{Value, json};
 
 use crate::{
-    field::{Field, service},
-    stand::{Stand, at, names, pod, served, targets},
+    fixture::{ClusterFixture, service},
+    outside_agent::{OutsideAgent, fixture_with_services, names, pod_addresses, targets, targets_at},
 };
 
 const LINK_LOCAL: [&str; 2] = ["169.254.9.9", "fe80::9"];
 
-/// Behind the API server's back.
-fn store(field: &Field, key: &str, object: &Value) {
+/// Writes an object to etcd without the API server's validation.
+fn write_to_etcd(fixture: &ClusterFixture, key: &str, object: &Value) {
     let body = json!({"key": STANDARD.encode(key), "value": STANDARD.encode(object.to_string())}).to_string();
-    let mut command = field.cluster.command(Place::Control).unwrap();
+    let mut command = fixture.cluster.command(Location::ControlPlane).unwrap();
     command.args(["curl", "-sf", "--max-time", "5", "http://127.0.0.1:2379/v3/kv/put", "-d", &body]);
     let output = command.output().unwrap();
     assert!(output.status.success(), "write {key}: {output:?}");
 }
 
-/// The same object with another content.
-fn falsify(field: &Field, kind: &str, name: &str, folder: &str, change: impl Fn(&mut Value)) {
-    let mut object = field.get(kind, name);
+/// Changes an object without the API server's validation.
+fn change_in_etcd(fixture: &ClusterFixture, kind: &str, name: &str, folder: &str, change: impl Fn(&mut Value)) {
+    let mut object = fixture.get(kind, name);
     change(&mut object);
-    store(field, &format!("/registry/{folder}/{}/{name}", field.namespace()), &object);
-    assert_eq!(field.get(kind, name)["spec"], object["spec"], "the API server believes it");
+    write_to_etcd(fixture, &format!("/registry/{folder}/{}/{name}", fixture.namespace()), &object);
+    assert_eq!(fixture.get(kind, name)["spec"], object["spec"], "the API server returns the changed object");
 }
 
-/// Services of pods that are real, at addresses that are not the cluster's to give.
-fn grab(field: &Field, own: &[IpAddr; 2]) -> Vec<String> {
+/// Gives a Service external addresses that do not belong to the cluster.
+fn claim_addresses(fixture: &ClusterFixture, own: &[IpAddr; 2]) -> Vec<String> {
     let special = ["127.0.0.1", "::1"].into_iter().chain(LINK_LOCAL).map(str::to_owned);
     let all: Vec<String> = own.iter().map(ToString::to_string).chain(special).collect();
-    falsify(field, "service", "grab", "services/specs", |service| {
+    change_in_etcd(fixture, "service", "grab", "services/specs", |service| {
         let ingress: Vec<Value> = all.iter().map(|ip| json!({"ip": ip, "ipMode": "VIP"})).collect();
         service["spec"]["externalIPs"] = json!(all);
         service["status"]["loadBalancer"] = json!({"ingress": ingress});
@@ -43,8 +43,8 @@ fn grab(field: &Field, own: &[IpAddr; 2]) -> Vec<String> {
     all
 }
 
-/// Endpoints at this host, beside one that is a pod.
-fn mislead(field: &Field, own: &[IpAddr; 2], pods: &[IpAddr; 2]) {
+/// Adds endpoints at this host's own addresses beside a real pod.
+fn add_false_endpoints(fixture: &ClusterFixture, own: &[IpAddr; 2], pods: &[IpAddr; 2]) {
     for (family, kind) in ["IPv4", "IPv6"].into_iter().enumerate() {
         let name = format!("mislead-{}", kind.to_lowercase());
         let endpoint = |ip: &str| json!({"addresses": [ip], "nodeName": "n1", "conditions": {"ready": true}});
@@ -57,9 +57,9 @@ fn mislead(field: &Field, own: &[IpAddr; 2], pods: &[IpAddr; 2]) {
             ],
             "endpoints": [endpoint(&pods[family].to_string())],
         });
-        field.apply(&[slice]);
+        fixture.apply(&[slice]);
         let loopback = if family == 0 { "127.0.0.1" } else { "::1" };
-        falsify(field, "endpointslice", &name, "endpointslices", |slice| {
+        change_in_etcd(fixture, "endpointslice", &name, "endpointslices", |slice| {
             let own = own[family].to_string();
             let all = [pods[family].to_string().as_str(), loopback, LINK_LOCAL[family], &own].map(endpoint);
             slice["endpoints"] = json!(all);
@@ -68,57 +68,58 @@ fn mislead(field: &Field, own: &[IpAddr; 2], pods: &[IpAddr; 2]) {
 }
 
 #[test]
-fn a_cluster_gets_nothing_of_this_hosts_own() {
-    let hand = json!({"selector": null, "type": "NodePort"});
+fn a_cluster_cannot_claim_this_hosts_own_addresses() {
+    let manual = json!({"selector": null, "type": "NodePort"});
     let claims = json!({"type": "LoadBalancer", "loadBalancerClass": "example.org/none"});
-    let field = served("claim", &[("web", json!({})), ("grab", claims), ("mislead", hand)]);
-    field.settle("web", 2);
-    let stand = Stand::outside(1, Road::Static);
-    let (own, pods) = (stand.outside.host.addresses(), pod(&field, "web-1"));
-    stand.wait_found(&pods, "direct");
+    let fixture = fixture_with_services("claim", &[("web", json!({})), ("grab", claims), ("mislead", manual)]);
+    fixture.wait_for_endpoints("web", 2);
+    let agent = OutsideAgent::outside(1, HostRoute::Static);
+    let (own, pods) = (agent.outside.host.addresses(), pod_addresses(&fixture, "web-1"));
+    agent.wait_for_reachability(&pods, "direct");
 
-    // Somebody who is not the cluster's listens here, at the claimed port and at the pods'.
-    let agnhost = field.cluster.cache.program("agnhost").display().to_string();
+    // A server of the host itself listens at the claimed port and at the pods' port.
+    let agnhost = fixture.cluster.cache.program("agnhost").display().to_string();
     for port in [80, 8080] {
         let options = [format!("--http-port={port}"), format!("--udp-port={port}")];
-        let words = [&agnhost, "netexec", &options[0], &options[1]].map(str::to_owned).to_vec();
-        stand.outside.part(&format!("own-{port}"), words).unwrap().start().unwrap();
+        let arguments = [&agnhost, "netexec", &options[0], &options[1]].map(str::to_owned).to_vec();
+        agent.outside.component(&format!("own-{port}"), arguments).unwrap().start().unwrap();
     }
-    let claimed = grab(&field, &own);
-    mislead(&field, &own, &pods);
-    // An object that comes after those has been seen after those.
-    field.apply(&[service("late", json!({}))]);
-    let late = targets(&field, "late");
-    crate::field::eventually("what came last", || stand.verdict(&late[0]) == "resolved");
+    let claimed = claim_addresses(&fixture, &own);
+    add_false_endpoints(&fixture, &own, &pods);
+    // Once this later object is in effect, the earlier ones have been processed.
+    fixture.apply(&[service("late", json!({}))]);
+    let late = targets(&fixture, "late");
+    crate::fixture::wait_until("the last object is in effect", || agent.verdict(&late[0]) == "resolved");
 
-    let refused = stand.refusals(&format!("{}/grab", field.namespace()));
+    let refused = agent.refusals(&format!("{}/grab", fixture.namespace()));
     for address in &claimed {
-        // What is nobody's anywhere is a bad address to begin with.
+        // Loopback and link-local addresses are refused as bad addresses.
         let reasons: &[&str] = match own.iter().any(|ip| ip.to_string() == *address) {
             true => &["ownAddress"],
             false => &["ownAddress", "badExternalIP", "badLoadBalancerIP"],
         };
-        let told = |(reason, text): &(String, String)| {
+        let matches = |(reason, text): &(String, String)| {
             reasons.contains(&reason.as_str()) && text.contains(&format!("{address} is "))
         };
-        assert!(refused.iter().any(told), "{address}: {refused:?}");
+        assert!(refused.iter().any(matches), "{address}: {refused:?}");
     }
-    let mine: Vec<IpAddr> = own.into_iter().chain(["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()]).collect();
-    let tally = stand.dial(&at(&mine, 80), 8);
-    assert!(tally.failures.is_empty(), "{:?}", tally.failures);
-    for target in at(&mine, 80) {
-        assert_eq!(names(&tally, &target).into_iter().collect::<Vec<_>>(), ["h1"], "{target} is this host's own");
-        assert_eq!(stand.verdict(&target), "untouched");
+    let own_addresses: Vec<IpAddr> =
+        own.into_iter().chain(["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()]).collect();
+    let report = agent.dial(&targets_at(&own_addresses, 80), 8);
+    assert!(report.failures.is_empty(), "{:?}", report.failures);
+    for target in targets_at(&own_addresses, 80) {
+        assert_eq!(names(&report, &target).into_iter().collect::<Vec<_>>(), ["h1"], "{target} is this host's own");
+        assert_eq!(agent.verdict(&target), "untouched");
     }
-    // Endpoints: the pod serves, and nobody is led to this host.
-    let led = targets(&field, "mislead");
-    println!("claim: of mislead: {:?}", stand.refusals(&format!("{}/mislead", field.namespace())));
-    for target in &led {
-        let said = stand.explain(target);
-        println!("claim: {target} is led to {:?} ({:?})", said.backends(), said.ways());
+    // The real pod serves, and no dial is resolved to this host.
+    let misled = targets(&fixture, "mislead");
+    println!("refusals of mislead: {:?}", agent.refusals(&format!("{}/mislead", fixture.namespace())));
+    for target in &misled {
+        let explanation = agent.explain(target);
+        println!("{target} is resolved to {:?} ({:?})", explanation.backends(), explanation.paths());
     }
-    stand.reaches_directly(&led, &["web-1"]);
-    // Nothing else is lost.
-    stand.reaches_directly(&targets(&field, "web"), &["web-1", "web-2"]);
-    stand.reaches_directly(&targets(&field, "grab"), &["web-1", "web-2"]);
+    agent.assert_direct(&misled, &["web-1"]);
+    // Other Services are not affected.
+    agent.assert_direct(&targets(&fixture, "web"), &["web-1", "web-2"]);
+    agent.assert_direct(&targets(&fixture, "grab"), &["web-1", "web-2"]);
 }

@@ -1,12 +1,15 @@
-//! Pods are dialled by their own addresses where they can be reached so: by routes, by a default route that leads there,
-//! and where they stand on the host's own network. And what is not ours to resolve even then.
+//! Pods are dialled by their own addresses where they are reachable: by routes, by a default route, or on the host's
+//! own network. Some addresses are not resolved even then.
 
-use kit::{Node, host::Road};
+use kit::{NodeId, host::HostRoute, load::DialTarget};
 use serde_json::{Value, json};
 
 use crate::{
-    field::{Field, eventually, server, service},
-    stand::{Stand, at, balanced, corners, node_port, pod, served, settle, targets},
+    fixture::{ClusterFixture, server, service, wait_until},
+    outside_agent::{
+        OutsideAgent, fixture_with_services, load_balancer_targets, node_port, pod_addresses, targets, targets_at,
+        two_of,
+    },
 };
 
 const PODS: [&str; 2] = ["web-1", "web-2"];
@@ -26,108 +29,108 @@ fn services() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Whatever leads to a Service leads to its pods, with nobody in between.
-fn dials_pods(field: &Field, stand: &Stand) {
+/// Every address of a Service is resolved to its pods.
+fn assert_dials_reach_pods(fixture: &ClusterFixture, agent: &OutsideAgent) {
     for name in ["web", "plain", "balanced", "near"] {
-        let targets = targets(field, name);
-        stand.reaches_directly(&targets, &PODS);
-        for target in corners(&targets) {
-            assert_eq!(stand.explain(&target).ways(), ["direct", "direct"], "{name}");
+        let targets = targets(fixture, name);
+        agent.assert_direct(&targets, &PODS);
+        for target in two_of(&targets) {
+            assert_eq!(agent.explain(&target).paths(), ["direct", "direct"], "{name}");
         }
     }
     for name in ["balanced", "near", "ours"] {
-        stand.reaches_directly(&balanced(field, name), &PODS);
+        agent.assert_direct(&load_balancer_targets(fixture, name), &PODS);
     }
 }
 
-/// Nobody's pod is on this host.
-fn refuses_internal_local(field: &Field, stand: &Stand) {
-    let targets = targets(field, "own");
-    stand.is_refused(&targets);
-    for target in corners(&targets) {
-        let said = stand.explain(&target);
-        assert_eq!(said.verdict(), "refused");
-        assert!(said.because().contains("a Local policy holds"), "{}", said.because());
+/// internalTrafficPolicy Local is refused, because no pod runs on this host.
+fn assert_internal_local_is_refused(fixture: &ClusterFixture, agent: &OutsideAgent) {
+    let targets = targets(fixture, "own");
+    agent.assert_refused(&targets);
+    for target in two_of(&targets) {
+        let explanation = agent.explain(&target);
+        assert_eq!(explanation.verdict(), "refused");
+        assert!(explanation.because().contains("the traffic policy is Local"), "{}", explanation.because());
     }
 }
 
-/// A nodePort is resolved where any pod will do: also at a node that has none. Under external Local it is that node's.
-fn leaves_node_ports_of_local(field: &Field, stand: &Stand) {
-    stand.reaches_directly(&node_port(field, "web", 3), &PODS);
-    let (with, without) = (node_port(field, "near", 1), node_port(field, "near", 3));
-    for target in [corners(&with), corners(&without)].concat() {
-        assert_eq!(stand.verdict(&target), "untouched", "{target}");
+/// A nodePort is resolved where any pod may serve it. With externalTrafficPolicy Local it is left to that node.
+fn assert_local_node_ports_are_untouched(fixture: &ClusterFixture, agent: &OutsideAgent) {
+    agent.assert_direct(&node_port(fixture, "web", 3), &PODS);
+    let (with, without) = (node_port(fixture, "near", 1), node_port(fixture, "near", 3));
+    for target in [two_of(&with), two_of(&without)].concat() {
+        assert_eq!(agent.verdict(&target), "untouched", "{target}");
     }
-    stand.reaches_directly(&with, &["web-1"]);
-    let tally = stand.dial(&without, 1);
-    assert!(tally.answers.is_empty() && tally.failures.len() == without.len(), "{tally:?}");
+    agent.assert_direct(&with, &["web-1"]);
+    let report = agent.dial(&without, 1);
+    assert!(report.answers.is_empty() && report.failures.len() == without.len(), "{report:?}");
 }
 
-/// The balancer asks who comes, and would not be asked if we resolved.
-fn leaves_balancers_that_do_not_want_us(field: &Field, stand: &Stand) {
-    let targets = balanced(field, "others");
-    for target in corners(&targets) {
-        assert_eq!(stand.verdict(&target), "untouched", "{target}");
+/// A load balancer whose source ranges exclude this host is not resolved, because the load balancer would refuse it.
+fn assert_excluded_load_balancers_are_untouched(fixture: &ClusterFixture, agent: &OutsideAgent) {
+    let targets = load_balancer_targets(fixture, "others");
+    for target in two_of(&targets) {
+        assert_eq!(agent.verdict(&target), "untouched", "{target}");
     }
-    let tally = stand.dial(&targets, 1);
-    assert!(tally.answers.is_empty() && tally.failures.len() == targets.len(), "{tally:?}");
-    stand.reaches_directly(&self::targets(field, "others"), &PODS);
+    let report = agent.dial(&targets, 1);
+    assert!(report.answers.is_empty() && report.failures.len() == targets.len(), "{report:?}");
+    agent.assert_direct(&self::targets(fixture, "others"), &PODS);
 }
 
 #[test]
-fn pods_that_are_routed_are_dialled_themselves() {
-    let field = served("direct", &services());
-    let routed = Stand::outside(1, Road::Static);
-    let by_default = Stand::outside(2, Road::Default);
+fn routed_pods_are_dialled_directly() {
+    let fixture = fixture_with_services("direct", &services());
+    let routed = OutsideAgent::outside(1, HostRoute::Static);
+    let by_default = OutsideAgent::outside(2, HostRoute::Default);
     for (name, node) in [("web-1", 1), ("web-2", 2)] {
-        let pods = pod(&field, name);
-        let ranges = Node::new(node).unwrap().pods();
-        assert_eq!(routed.wait_found(&pods, "direct"), ranges.map(|range| format!("route to {range}")));
-        let evidence = by_default.wait_found(&pods, "direct");
+        let pods = pod_addresses(&fixture, name);
+        let ranges = NodeId::new(node).unwrap().pods();
+        assert_eq!(routed.wait_for_reachability(&pods, "direct"), ranges.map(|range| format!("route to {range}")));
+        let evidence = by_default.wait_for_reachability(&pods, "direct");
         assert!(evidence.iter().all(|text| text.ends_with(" answered")), "{evidence:?}");
     }
-    for stand in [&routed, &by_default] {
-        dials_pods(&field, stand);
-        stand.keeps_its_pod(&targets(&field, "sticky"));
-        refuses_internal_local(&field, stand);
+    for agent in [&routed, &by_default] {
+        assert_dials_reach_pods(&fixture, agent);
+        agent.assert_affinity(&targets(&fixture, "sticky"));
+        assert_internal_local_is_refused(&fixture, agent);
     }
-    leaves_node_ports_of_local(&field, &routed);
-    leaves_balancers_that_do_not_want_us(&field, &routed);
+    assert_local_node_ports_are_untouched(&fixture, &routed);
+    assert_excluded_load_balancers_are_untouched(&fixture, &routed);
 }
 
-struct Routed(Node);
+struct RestoreRouted(NodeId);
 
-impl Drop for Routed {
+impl Drop for RestoreRouted {
     fn drop(&mut self) {
         kit::node::set_routed(self.0).unwrap();
     }
 }
 
 #[test]
-fn pods_on_the_hosts_own_network_are_dialled_themselves() {
-    let field = Field::new("beside");
-    let second = Node::new(2).unwrap();
+fn pods_on_the_hosts_own_network_are_dialled_directly() {
+    let fixture = ClusterFixture::new("macvlan");
+    let second = NodeId::new(2).unwrap();
     kit::node::set_macvlan(second).unwrap();
-    let _back = Routed(second);
-    // containerd reads its settings a moment after they change.
-    std::thread::sleep(std::time::Duration::from_secs(2));
-    field.apply(&[server("web-1", 1), server("web-2", 2), service("plain", json!({}))]);
-    field.wait_ready(&PODS);
-    let lone = Stand::outside(1, Road::Lone);
-    let (routed, beside) = (pod(&field, "web-1"), pod(&field, "web-2"));
-    lone.wait_found(&routed, "node");
-    let evidence = lone.wait_found(&beside, "direct");
+    let _restore = RestoreRouted(second);
+    fixture.apply(&[server("web-1", 1), service("plain", json!({}))]);
+    fixture.create_macvlan_pod(server("web-2", 2));
+    fixture.wait_ready(&PODS);
+    let isolated = OutsideAgent::outside(1, HostRoute::Isolated);
+    let (routed, macvlan) = (pod_addresses(&fixture, "web-1"), pod_addresses(&fixture, "web-2"));
+    isolated.wait_for_reachability(&routed, "node");
+    let evidence = isolated.wait_for_reachability(&macvlan, "direct");
     assert_eq!(evidence, ["172.31.0.0/24", "fd00:31::/64"].map(|range| format!("route to {range}")));
-    settle();
-    // No nodePort: the other pod cannot be reached at all, and is left out.
-    let targets = targets(&field, "plain");
-    lone.reaches_directly(&targets, &["web-2"]);
-    for target in corners(&targets) {
-        let pod = beside[usize::from(target.at.is_ipv6())];
-        assert_eq!(lone.explain(&target).backends(), [std::net::SocketAddr::new(pod, 8080).to_string()]);
-    }
-    // The pod goes: nothing is left, and that is said at once.
-    field.delete("pod", "web-2");
-    eventually("the pod is gone", || lone.verdict(&targets[0]) == "refused");
-    lone.is_refused(&at(&[targets[0].at.ip()], 80));
+    // The Service has no nodePort, so the routed pod is unreachable and not used.
+    let targets = targets(&fixture, "plain");
+    let expected = |target: &DialTarget| {
+        vec![std::net::SocketAddr::new(macvlan[usize::from(target.at.is_ipv6())], 8080).to_string()]
+    };
+    wait_until("only the macvlan pod is used", || {
+        two_of(&targets).iter().all(|target| isolated.explain(target).backends() == expected(target))
+    });
+    isolated.assert_direct(&targets, &["web-2"]);
+    // Without the pod no backend is left, and dials are refused.
+    fixture.delete("pod", "web-2");
+    wait_until("the deleted pod is not used", || isolated.verdict(&targets[0]) == "refused");
+    isolated.assert_refused(&targets_at(&[targets[0].at.ip()], 80));
 }

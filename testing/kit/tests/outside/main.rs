@@ -1,16 +1,16 @@
-//! Hosts outside the cluster. The cluster is the one that runs, with kube-proxy on its nodes: `make test-outside` starts and
-//! ends it.
+//! Hosts outside the cluster. The tests use the running cluster with kube-proxy on its nodes, which `make test-outside`
+//! starts and stops.
 
 mod claim;
 mod direct;
 mod edge;
-mod flap;
-mod node;
+mod node_ports;
+mod outside_agent;
 mod policy;
-mod stand;
+mod route_changes;
 
-#[path = "../cluster/field.rs"]
-#[allow(dead_code)] // What the other tests need is not all needed here.
-mod field;
-mod ground;
-mod several;
+#[path = "../cluster/fixture.rs"]
+#[allow(dead_code)] // These tests use only a part of the fixture.
+mod fixture;
+mod host_routes;
+mod three_clusters;

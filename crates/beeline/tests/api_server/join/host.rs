@@ -1,10 +1,10 @@
-//! A host that joins, as a folder that stands for its root, and the administrator's kubeconfig.
+//! A host that joins, with a directory as its root, and the kubeconfig of the administrator.
 
 use crate::agent::BEELINE;
 use crate::cluster::Cluster;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use beeline_join::{Code, Credential, Token};
+use beeline_join::{Credential, JoinCode, Token};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -22,53 +22,63 @@ pub fn beeline(args: &[&str]) -> Output {
     Command::new(BEELINE).args(args).output().unwrap()
 }
 
-/// What it said on its way to failing.
-pub fn refused(args: &[&str]) -> String {
+/// Runs a command that must fail, and returns its error message.
+pub fn run_failing(args: &[&str]) -> String {
     let output = beeline(args);
     assert!(!output.status.success(), "{args:?} should fail: {}", text(&output.stdout));
     text(&output.stderr)
 }
 
-pub fn done(args: &[&str]) -> String {
+/// Runs a command that must succeed, and returns its output.
+pub fn run_ok(args: &[&str]) -> String {
     let output = beeline(args);
     assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
 impl Host {
-    pub fn of(cluster: &Cluster) -> Host {
+    pub fn new(cluster: &Cluster) -> Host {
         let admin = cluster.write_kubeconfig(json!({ "tokenFile": cluster.path("account/token") }));
         Host { root: cluster.dir.path().join("root"), admin: admin.display().to_string() }
     }
 
-    pub fn grant(&self) -> Code {
-        let said = done(&["grant", "vm-1", "--kubeconfig", &self.admin, "--lifetime", "20m", "--valid", "10m"]);
-        let lines: Vec<&str> = said.lines().collect();
-        let [line] = lines[..] else { panic!("one line: {said}") };
-        Code::decode(line.strip_prefix("beeline join ").expect("the line that is to be run")).unwrap()
+    pub fn grant(&self) -> JoinCode {
+        let message = run_ok(&[
+            "grant",
+            "vm-1",
+            "--kubeconfig",
+            &self.admin,
+            "--token-lifetime",
+            "20m",
+            "--code-lifetime",
+            "10m",
+        ]);
+        let lines: Vec<&str> = message.lines().collect();
+        let [line] = lines[..] else { panic!("one line: {message}") };
+        JoinCode::decode(line.strip_prefix("beeline join ").expect("the command to run on the host")).unwrap()
     }
 
-    fn join(&self, code: &Code) -> Vec<String> {
+    fn join_args(&self, code: &JoinCode) -> Vec<String> {
         let root = self.root.display().to_string();
         ["join", &code.encode(), "--no-start", "--root", &root].map(str::to_owned).to_vec()
     }
 
-    pub fn joins(&self) -> String {
-        self.joins_by(&self.grant())
+    pub fn join(&self) -> String {
+        self.join_with(&self.grant())
     }
 
-    pub fn joins_by(&self, code: &Code) -> String {
-        let args = self.join(code);
-        done(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    pub fn join_with(&self, code: &JoinCode) -> String {
+        let args = self.join_args(code);
+        run_ok(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    pub fn refuses(&self, code: &Code, more: &[&str]) -> String {
-        let args = self.join(code);
-        refused(&args.iter().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>())
+    pub fn join_failing(&self, code: &JoinCode, more: &[&str]) -> String {
+        let args = self.join_args(code);
+        run_failing(&args.iter().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>())
     }
 
     pub fn revoke(&self) -> String {
-        done(&["revoke", "vm-1", "--kubeconfig", &self.admin])
+        run_ok(&["revoke", "vm-1", "--kubeconfig", &self.admin])
     }
 
     pub fn path(&self, path: &str) -> PathBuf {
@@ -91,7 +101,7 @@ impl Host {
         self.credential().token().unwrap()
     }
 
-    /// The configuration, with paths as they are from outside of the root.
+    /// Writes the configuration with absolute paths outside of the root directory, and returns its path.
     pub fn configuration(&self) -> String {
         let own = std::fs::read_to_string(self.path("etc/beeline/config.yaml")).unwrap();
         let path = self.root.join("outside.yaml");
@@ -99,11 +109,10 @@ impl Host {
         path.display().to_string()
     }
 
-    /// The answer's code, and the answer, to what is asked with the host's own credentials. Of several servers the last one is
-    /// there.
-    pub async fn asks(&self, method: &str, path: &str, body: &Value) -> (u16, String) {
+    /// Sends a request with the host's credentials to the last of its servers. Returns the status code and the response.
+    pub async fn request(&self, method: &str, path: &str, body: &Value) -> (u16, String) {
         let credential = self.credential();
-        let client = credential.client(credential.mark.servers.len() - 1).await.unwrap();
+        let client = credential.client(credential.extension.servers.len() - 1).await.unwrap();
         let request = http::Request::builder().method(method).uri(path).header("content-type", "application/json");
         let body = if method == "GET" { Vec::new() } else { body.to_string().into_bytes() };
         match client.request_text(request.body(body).unwrap()).await {
@@ -114,8 +123,8 @@ impl Host {
     }
 }
 
-/// What the API server would have given out two hours ago, for one hour: the same claims, signed by its own key.
-pub fn expired(cluster: &Cluster, token: &Token) -> Token {
+/// An expired token: the same claims, issued two hours ago for one hour, signed with the key of the API server.
+pub fn expired_token(cluster: &Cluster, token: &Token) -> Token {
     let parts: Vec<&str> = token.text().split('.').collect();
     let mut claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(parts[1]).unwrap()).unwrap();
     let now = jiff::Timestamp::now().as_second();

@@ -1,24 +1,28 @@
-//! A policy's ports, and which of the frontend's belongs to which of the backend's.
+//! Converts the ports of a policy and pairs the ports of the frontend with those of the backend.
 
-use super::{Checked, wrong};
-use crate::convert::Convert;
+use super::{Checked, invalid};
+use crate::convert::Converter;
 use crate::convert::name::is_label;
 use crate::policy::{AddressPort, EndpointPort, FrontendPort, MAX_PORTS, Transport};
 use beeline_model::policy::{BackendPort, DialledPort, Matcher, PortChoice, Target};
+use beeline_model::refusal::RefusalReason;
 use beeline_model::{Name, Protocol};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::collections::HashSet;
 
-impl Convert {
+impl Converter {
     pub(super) fn dialled_ports(&mut self, at: &str, ports: &[FrontendPort]) -> Checked<Box<[DialledPort]>> {
         let names = self.names_of(at, ports.iter().map(|port| port.name.as_deref()))?;
-        let mut taken = HashSet::new();
+        let mut used = HashSet::new();
         let mut dialled = Vec::with_capacity(ports.len());
         for (i, (port, name)) in ports.iter().zip(names).enumerate() {
             let (at, protocol) = (format!("{at}[{i}]"), protocol(port.protocol));
             let port = number(&at, port.port)?;
-            if !taken.insert((port, protocol)) {
-                return wrong("badPort", format!("{at}: {port}/{protocol} stands there twice: write it once"));
+            if !used.insert((port, protocol)) {
+                return invalid(
+                    RefusalReason::BadPort,
+                    format!("{at}: {port}/{protocol} is listed twice: write it once"),
+                );
             }
             dialled.push(DialledPort { name, port, protocol });
         }
@@ -30,10 +34,10 @@ impl Convert {
         let typed = ports.iter().zip(names).enumerate().map(|(i, (port, name))| {
             let choice = match &port.port {
                 IntOrString::Int(port) => PortChoice::Number(number(&format!("{at}[{i}]"), *port)?),
-                IntOrString::String(text) if is_port_name(text) => PortChoice::Name(self.names.word(text)),
+                IntOrString::String(text) if is_port_name(text) => PortChoice::Name(self.names.intern(text)),
                 IntOrString::String(text) => {
-                    return wrong(
-                        "badPort",
+                    return invalid(
+                        RefusalReason::BadPort,
                         format!("{at}[{i}].port: {text:?} is neither a number nor a container port's name"),
                     );
                 }
@@ -52,32 +56,38 @@ impl Convert {
         typed.collect()
     }
 
-    /// Of one list: a single port may go without.
+    /// The names of one list of ports. A single port needs no name.
     fn names_of<'a>(&mut self, at: &str, names: impl ExactSizeIterator<Item = Option<&'a str>>) -> Checked<Vec<Name>> {
         let count = names.len();
         if count == 0 || count > MAX_PORTS {
-            return wrong("badPort", format!("{at}: write 1 to {MAX_PORTS} ports"));
+            return invalid(RefusalReason::BadPort, format!("{at}: write 1 to {MAX_PORTS} ports"));
         }
         let mut found: Vec<Name> = Vec::with_capacity(count);
         for (i, name) in names.enumerate() {
             match name {
                 None if count > 1 => {
-                    return wrong("badPort", format!("{at}[{i}]: more than one port: give each a name"));
+                    return invalid(RefusalReason::BadPort, format!("{at}[{i}]: more than one port: give each a name"));
                 }
                 Some(name) if !is_label(name) => {
-                    return wrong("badPort", format!("{at}[{i}].name: {name:?} is not a DNS-1123 label"));
+                    return invalid(
+                        RefusalReason::BadPort,
+                        format!("{at}[{i}].name: {name:?} is not a DNS-1123 label"),
+                    );
                 }
                 Some(name) if found.iter().any(|other| **other == *name) => {
-                    return wrong("badPort", format!("{at}[{i}].name: {name:?} is the name of an earlier port"));
+                    return invalid(
+                        RefusalReason::BadPort,
+                        format!("{at}[{i}].name: {name:?} is the name of an earlier port"),
+                    );
                 }
-                name => found.push(self.names.word(name.unwrap_or_default())),
+                name => found.push(self.names.intern(name.unwrap_or_default())),
             }
         }
         Ok(found)
     }
 }
 
-/// Pairs go by name. Of a single pair one side may leave the name out; here both then have it.
+/// Pairs the ports by name. In a single pair one side may omit the name; it then gets the name of the other side.
 pub(super) fn pair(matcher: &mut Matcher, target: &mut Target) -> Checked<()> {
     let (Target::LocalPods { ports: back, .. }
     | Target::Pods { ports: back, .. }
@@ -87,17 +97,22 @@ pub(super) fn pair(matcher: &mut Matcher, target: &mut Target) -> Checked<()> {
         Matcher::Service { ports: Some(ports), .. } | Matcher::Address { ports, .. } => ports,
     };
     if front.len() != back.len() {
-        let counts = format!("the frontend has {} and the backend {}", front.len(), back.len());
-        return wrong("unpairedPort", format!("toPorts: {counts}: they are paired, so write as many"));
+        let counts = format!("the frontend has {} ports and the backend {}", front.len(), back.len());
+        return invalid(
+            RefusalReason::UnpairedPort,
+            format!("toPorts: {counts}: they are paired, so write the same number"),
+        );
     }
     if let ([front], [back]) = (&mut **front, &mut **back) {
         share_name(&mut front.name, &mut back.name);
     }
     front.iter().try_for_each(|front| match back.iter().find(|back| back.name == front.name) {
-        None => wrong("unpairedPort", format!("toPorts: no port of the backend is named {:?}", &*front.name)),
+        None => {
+            invalid(RefusalReason::UnpairedPort, format!("toPorts: no port of the backend is named {:?}", &*front.name))
+        }
         Some(back) if back.protocol != front.protocol => {
             let both = format!("{:?} is {} and {}", &*front.name, front.protocol, back.protocol);
-            wrong("unpairedPort", format!("toPorts: {both}: ports that are paired have one protocol"))
+            invalid(RefusalReason::UnpairedPort, format!("toPorts: {both}: ports that are paired have one protocol"))
         }
         Some(_) => Ok(()),
     })
@@ -112,7 +127,7 @@ fn share_name(front: &mut Name, back: &mut Name) {
 }
 
 fn number(at: &str, port: i32) -> Checked<u16> {
-    crate::convert::port::parse_number(port).or_else(|why| wrong("badPort", format!("{at}.port: {why}")))
+    crate::convert::port::parse_number(port).or_else(|why| invalid(RefusalReason::BadPort, format!("{at}.port: {why}")))
 }
 
 fn protocol(transport: Transport) -> Protocol {
@@ -122,7 +137,7 @@ fn protocol(transport: Transport) -> Protocol {
     }
 }
 
-/// As containers may name their ports: 15 of a-z, 0-9 and single '-', and a letter among them.
+/// The API's rule for names of container ports: at most 15 of a-z, 0-9 and single '-', with at least one letter.
 fn is_port_name(text: &str) -> bool {
     text.len() <= 15 && is_label(text) && !text.contains("--") && text.bytes().any(|byte| byte.is_ascii_lowercase())
 }
@@ -132,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_container_ports() {
+    fn names_of_container_ports_are_checked() {
         for good in ["http", "p8080", "8080-tcp", "a", "a-b-c"] {
             assert!(is_port_name(good), "{good}");
         }

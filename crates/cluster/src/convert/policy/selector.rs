@@ -1,13 +1,14 @@
-//! Label selectors to what they demand.
+//! Converts label selectors.
 
-use super::{Checked, wrong};
-use crate::convert::Convert;
+use super::{Checked, invalid};
+use crate::convert::Converter;
 use crate::convert::name::is_subdomain;
 use crate::policy::{LabelRequirement, LabelSelector, Operator};
 use beeline_model::Name;
-use beeline_model::selector::{Demand, Requirement, Selector};
+use beeline_model::refusal::RefusalReason;
+use beeline_model::selector::{LabelOperator, Requirement, Selector};
 
-impl Convert {
+impl Converter {
     pub(super) fn optional_selector(
         &mut self,
         at: &str,
@@ -19,8 +20,8 @@ impl Convert {
     pub(super) fn selector(&mut self, at: &str, selector: &LabelSelector) -> Checked<Selector> {
         let mut requirements = Vec::new();
         for (key, value) in selector.match_labels.iter().flatten() {
-            let demand = Demand::In([self.label_value(at, value)?].into());
-            requirements.push(Requirement { key: self.label_key(at, key)?, demand });
+            let operator = LabelOperator::In([self.label_value(at, value)?].into());
+            requirements.push(Requirement { key: self.label_key(at, key)?, operator });
         }
         for requirement in selector.match_expressions.iter().flatten() {
             requirements.push(self.requirement(at, requirement)?);
@@ -32,28 +33,36 @@ impl Convert {
         let LabelRequirement { key, operator, values } = requirement;
         let values = values.iter().flatten().map(|value| self.label_value(at, value));
         let values = values.collect::<Checked<Box<[Name]>>>()?;
-        let demand = match (operator, values.is_empty()) {
-            (Operator::In, false) => Demand::In(values),
-            (Operator::NotIn, false) => Demand::NotIn(values),
-            (Operator::Exists, true) => Demand::Exists,
-            (Operator::DoesNotExist, true) => Demand::DoesNotExist,
-            (_, true) => return wrong("badSelector", format!("{at}: {operator:?} of {key:?} needs values")),
-            (_, false) => return wrong("badSelector", format!("{at}: {operator:?} of {key:?} takes no values")),
+        let operator = match (operator, values.is_empty()) {
+            (Operator::In, false) => LabelOperator::In(values),
+            (Operator::NotIn, false) => LabelOperator::NotIn(values),
+            (Operator::Exists, true) => LabelOperator::Exists,
+            (Operator::DoesNotExist, true) => LabelOperator::DoesNotExist,
+            (_, true) => {
+                return invalid(RefusalReason::BadSelector, format!("{at}: {operator:?} of {key:?} needs values"));
+            }
+            (_, false) => {
+                return invalid(RefusalReason::BadSelector, format!("{at}: {operator:?} of {key:?} takes no values"));
+            }
         };
-        Ok(Requirement { key: self.label_key(at, key)?, demand })
+        Ok(Requirement { key: self.label_key(at, key)?, operator })
     }
 
     fn label_key(&mut self, at: &str, key: &str) -> Checked<Name> {
         let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
         let valid = prefix.is_none_or(is_subdomain) && !name.is_empty() && is_value(name);
-        if valid { Ok(self.names.word(key)) } else { wrong("badSelector", format!("{at}: {key:?} is no label's key")) }
+        if valid {
+            Ok(self.names.intern(key))
+        } else {
+            invalid(RefusalReason::BadSelector, format!("{at}: {key:?} is not the key of a label"))
+        }
     }
 
     fn label_value(&mut self, at: &str, value: &str) -> Checked<Name> {
         if is_value(value) {
-            Ok(self.names.word(value))
+            Ok(self.names.intern(value))
         } else {
-            wrong("badSelector", format!("{at}: {value:?} is no label's value"))
+            invalid(RefusalReason::BadSelector, format!("{at}: {value:?} is not the value of a label"))
         }
     }
 }
@@ -70,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_labels() {
+    fn label_values_are_checked() {
         for good in ["", "a", "A_b.c-1", "0"] {
             assert!(is_value(good), "{good}");
         }

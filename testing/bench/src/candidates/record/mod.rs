@@ -1,4 +1,4 @@
-//! The per-socket record: what each place for it adds to a dial, and to reading it back per datagram.
+//! Candidates for the per-socket record: the time that each adds to a dial and to receiving a datagram.
 
 mod variant;
 mod worker;
@@ -12,14 +12,14 @@ use libbpf_rs::{
 };
 
 use crate::{
-    ground::{self, Cgroup, Netns},
+    isolation::{self, BenchCgroup, BenchNamespace},
     mapping::memory,
-    stats::{Samples, turns},
+    stats::{Samples, random_rounds},
 };
-use variant::Variant;
+use variant::RecordVariant;
 pub use variant::{DIRECT, NONE, VARIANTS};
-pub use worker::Protocol;
-use worker::{SERVICE, Server, Times, Turn, Worker};
+pub use worker::SocketProtocol;
+use worker::{CallTimes, LoopbackServer, SERVICE, WorkRequest, Worker};
 
 #[allow(clippy::all, dead_code, unused)]
 mod skel {
@@ -31,32 +31,32 @@ pub const DIALS: usize = 20_000;
 const DATAGRAMS: usize = 20_000;
 const BLOCKS: usize = 60;
 const BLOCK_DIALS: u32 = 1_000;
-/// Records of other sockets that live meanwhile: an empty hash is faster than a used one.
+/// Number of records of other sockets, because an empty hash is faster than a filled one.
 pub const LIVE: u32 = 20_000;
 
-/// Times of one candidate; dials by protocol, in the order of [`Protocol::ALL`].
+/// Results of one candidate, by protocol in the order of [`SocketProtocol::ALL`].
 #[derive(Default, Clone)]
-pub struct Figures {
+pub struct RecordFigures {
     pub connect: [Samples; 2],
     pub whole: [Samples; 2],
     pub block: [Samples; 2],
     pub receive: Samples,
-    /// Bytes of the maps that hold the records.
+    /// Memory of the record's maps in bytes.
     pub memory: u64,
 }
 
-/// Figures in the order of [`VARIANTS`].
-pub fn measure() -> Result<Vec<Figures>> {
-    // A thread of its own: it leaves the network namespace and the processor of the process alone.
-    thread::spawn(measure_here).join().expect("the conductor panicked")
+/// RecordFigures in the order of [`VARIANTS`].
+pub fn measure() -> Result<Vec<RecordFigures>> {
+    // In a thread of its own, so that the process keeps its network namespace and processors.
+    thread::spawn(measure_here).join().expect("the measuring thread panicked")
 }
 
-fn measure_here() -> Result<Vec<Figures>> {
-    ground::pin()?;
-    let netns = Arc::new(Netns::create("beeline-bench")?);
-    let cgroup = Cgroup::enter("beeline-bench")?;
+fn measure_here() -> Result<Vec<RecordFigures>> {
+    isolation::pin_to_cpu()?;
+    let netns = Arc::new(BenchNamespace::create("beeline-bench")?);
+    let cgroup = BenchCgroup::enter("beeline-bench")?;
     netns.enter()?;
-    let server = Arc::new(Server::bind()?);
+    let server = Arc::new(LoopbackServer::bind()?);
     let mut storage = MaybeUninit::uninit();
     let mut skel = load(&mut storage, server.address.port())?;
     let mut links = Vec::new();
@@ -68,7 +68,7 @@ fn measure_here() -> Result<Vec<Figures>> {
         workers.push(Worker::start(group, netns.clone(), server.clone(), dialled));
     }
     let globals = skel.maps.data_data.as_mut().context("no data")?;
-    let figures = conduct(&workers, &mut globals.cells_per_cookie);
+    let figures = run_all(&workers, &mut globals.cells_per_cookie);
     workers.into_iter().try_for_each(Worker::stop)?;
     let mut figures = figures?;
     for (variant, figures) in VARIANTS.iter().zip(&mut figures) {
@@ -101,72 +101,73 @@ fn populate(skel: &RecordSkel<'_>) -> Result<()> {
     write_all(&maps.cell32_map, &keys)
 }
 
-/// Any value will do that marks a cell as taken.
+/// Writes values that mark the cells as used.
 fn write_all(map: &impl MapCore, keys: &[u8]) -> Result<()> {
     let values = vec![1; (LIVE * map.value_size()) as usize];
     Ok(map.update_batch(keys, &values, LIVE, MapFlags::ANY, MapFlags::ANY)?)
 }
 
-fn attach(skel: &mut RecordSkel<'_>, variant: &Variant, cgroup: i32) -> Result<Vec<Link>> {
-    let wanted = [variant.connect, variant.receive, variant.release];
+fn attach(skel: &mut RecordSkel<'_>, variant: &RecordVariant, cgroup: i32) -> Result<Vec<Link>> {
+    let names = [variant.connect, variant.receive, variant.release];
     let programs =
-        skel.object_mut().progs_mut().filter(|program| wanted.iter().flatten().any(|name| program.name() == *name));
+        skel.object_mut().progs_mut().filter(|program| names.iter().flatten().any(|name| program.name() == *name));
     let links = programs.map(|program| program.attach_cgroup(cgroup)).collect::<Result<Vec<_>, _>>();
     links.with_context(|| format!("cannot attach the programs of {}", variant.name))
 }
 
-/// Who takes turns with whom, and the word by which the kernel half is told how many share the cookies.
-struct Conductor<'a> {
+/// Requests work from the candidates' threads in turn. `cells_per_cookie` tells the BPF programs how many share
+/// cookies.
+struct Scheduler<'a> {
     workers: &'a [Worker],
     cells_per_cookie: &'a mut u32,
-    figures: Vec<Figures>,
+    figures: Vec<RecordFigures>,
 }
 
-impl Conductor<'_> {
-    fn dial(&mut self, index: usize, protocol: Protocol) -> Result<()> {
+impl Scheduler<'_> {
+    fn dial(&mut self, index: usize, protocol: SocketProtocol) -> Result<()> {
         *self.cells_per_cookie = (1 << 16) / VARIANTS.iter().filter(|variant| variant.cookie).count() as u32;
         let warm_up = self.workers.len() * DIALS / 20;
-        for (turn, who) in turns(self.workers.len(), DIALS + DIALS / 20, 1).enumerate() {
-            let times = self.turn(who, Turn::Dial(protocol))?;
+        for (turn, worker) in random_rounds(self.workers.len(), DIALS + DIALS / 20, 1).enumerate() {
+            let times = self.turn(worker, WorkRequest::Dial(protocol))?;
             if turn >= warm_up {
-                self.figures[who].connect[index].push(times.call);
-                self.figures[who].whole[index].push(times.whole);
+                self.figures[worker].connect[index].push(times.call);
+                self.figures[worker].whole[index].push(times.whole);
             }
         }
         Ok(())
     }
 
-    fn block(&mut self, index: usize, protocol: Protocol) -> Result<()> {
+    fn block(&mut self, index: usize, protocol: SocketProtocol) -> Result<()> {
         *self.cells_per_cookie = 1 << 16;
-        for who in turns(self.workers.len(), BLOCKS, 2) {
-            let times = self.turn(who, Turn::Block(protocol, BLOCK_DIALS))?;
-            self.figures[who].block[index].push(times.call);
-            // What this one has put off must not be paid by the next.
+        for worker in random_rounds(self.workers.len(), BLOCKS, 2) {
+            let times = self.turn(worker, WorkRequest::Block(protocol, BLOCK_DIALS))?;
+            self.figures[worker].block[index].push(times.call);
+            // Deferred work of this candidate must not be measured with the next one.
             thread::sleep(Duration::from_millis(15));
         }
         Ok(())
     }
 
     fn receive(&mut self) -> Result<()> {
-        for who in turns(self.workers.len(), DATAGRAMS, 3) {
-            let times = self.turn(who, Turn::Receive)?;
-            self.figures[who].receive.push(times.call);
+        for worker in random_rounds(self.workers.len(), DATAGRAMS, 3) {
+            let times = self.turn(worker, WorkRequest::Receive)?;
+            self.figures[worker].receive.push(times.call);
         }
         Ok(())
     }
 
-    fn turn(&self, who: usize, turn: Turn) -> Result<Times> {
-        self.workers[who].turn(turn).with_context(|| format!("{}: {turn:?}", VARIANTS[who].name))
+    fn turn(&self, worker: usize, turn: WorkRequest) -> Result<CallTimes> {
+        self.workers[worker].turn(turn).with_context(|| format!("{}: {turn:?}", VARIANTS[worker].name))
     }
 }
 
-fn conduct(workers: &[Worker], cells_per_cookie: &mut u32) -> Result<Vec<Figures>> {
-    let figures = vec![Figures::default(); workers.len()];
-    let mut conductor = Conductor { workers, cells_per_cookie, figures };
-    for (index, protocol) in Protocol::ALL.into_iter().enumerate() {
-        conductor.dial(index, protocol)?;
-        conductor.block(index, protocol)?;
+fn run_all(workers: &[Worker], cells_per_cookie: &mut u32) -> Result<Vec<RecordFigures>> {
+    let figures = vec![RecordFigures::default(); workers.len()];
+    let mut scheduler = Scheduler { workers, cells_per_cookie, figures };
+    for (index, protocol) in SocketProtocol::ALL.into_iter().enumerate() {
+        scheduler.dial(index, protocol)?;
+        scheduler.block(index, protocol)?;
     }
-    conductor.receive()?;
-    Ok(conductor.figures)
+    scheduler.receive()?;
+    Ok(scheduler.figures)
 }

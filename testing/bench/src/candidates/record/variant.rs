@@ -1,35 +1,35 @@
-//! The candidates, as the programs that each attaches.
+//! The candidates and the BPF programs of each.
 
-/// What a dial goes through. A hook names no program where a candidate needs none.
-pub struct Variant {
+/// Programs of a candidate at each hook; None where it needs none.
+pub struct RecordVariant {
     pub name: &'static str,
     pub about: &'static str,
-    /// Dials the service's address; the others dial the server itself.
+    /// Whether it dials the Service address instead of the server's.
     pub service: bool,
-    /// Gives its sockets a cookie.
+    /// Whether its sockets get a cookie.
     pub cookie: bool,
     pub connect: Option<&'static str>,
     pub receive: Option<&'static str>,
     pub release: Option<&'static str>,
-    /// Where its records lie; storage lies with the socket and is not counted.
+    /// Maps that contain its records. Socket storage is not counted.
     pub maps: &'static [&'static str],
 }
 
-/// The variant without any program: what the others are compared with.
+/// Index of the variant without programs, with which the others are compared.
 pub const DIRECT: usize = 0;
-/// The variant that rewrites but records nothing: what a record comes on top of.
+/// Index of the variant that rewrites without a record.
 pub const NONE: usize = 3;
 
-pub const VARIANTS: [Variant; 11] = [
-    Variant { about: "no program at all", service: false, ..variant("direct") },
-    Variant {
+pub const VARIANTS: [RecordVariant; 11] = [
+    RecordVariant { about: "no program at all", service: false, ..variant("direct") },
+    RecordVariant {
         about: "hooks that return at once",
         service: false,
         connect: Some("connect_empty"),
         receive: Some("receive_empty"),
         ..variant("empty")
     },
-    Variant {
+    RecordVariant {
         about: "no service; the release hook finds no cookie",
         service: false,
         connect: Some("connect_hash"),
@@ -37,25 +37,25 @@ pub const VARIANTS: [Variant; 11] = [
         release: Some("release_hash"),
         ..variant("bystander")
     },
-    Variant {
+    RecordVariant {
         about: "rewrite, no record",
         connect: Some("connect_none"),
         receive: Some("receive_none"),
         ..variant("none")
     },
-    Variant {
+    RecordVariant {
         about: "socket storage, 48 bytes",
         connect: Some("connect_storage48"),
         receive: Some("receive_storage48"),
         ..variant("storage 48")
     },
-    Variant {
+    RecordVariant {
         about: "socket storage, 400 bytes",
         connect: Some("connect_storage400"),
         receive: Some("receive_storage400"),
         ..variant("storage 400")
     },
-    Variant {
+    RecordVariant {
         about: "hash by cookie, preallocated; deleted at release",
         cookie: true,
         connect: Some("connect_hash"),
@@ -64,7 +64,7 @@ pub const VARIANTS: [Variant; 11] = [
         maps: &["hash_map"],
         ..variant("hash")
     },
-    Variant {
+    RecordVariant {
         about: "the same with BPF_F_NO_PREALLOC",
         cookie: true,
         connect: Some("connect_lazy"),
@@ -73,7 +73,7 @@ pub const VARIANTS: [Variant; 11] = [
         maps: &["lazy_map"],
         ..variant("hash lazy")
     },
-    Variant {
+    RecordVariant {
         about: "LRU hash by cookie, no release hook; forgets idle sockets",
         cookie: true,
         connect: Some("connect_lru"),
@@ -81,7 +81,7 @@ pub const VARIANTS: [Variant; 11] = [
         maps: &["lru_map"],
         ..variant("lru")
     },
-    Variant {
+    RecordVariant {
         about: "array cell by cookie, hash if taken; cleared at release",
         cookie: true,
         connect: Some("connect_cell64"),
@@ -90,7 +90,7 @@ pub const VARIANTS: [Variant; 11] = [
         maps: &["cell64_map", "overflow_map"],
         ..variant("cell 64")
     },
-    Variant {
+    RecordVariant {
         about: "the same in 32 bytes, for connected sockets only",
         cookie: true,
         connect: Some("connect_cell32"),
@@ -101,6 +101,15 @@ pub const VARIANTS: [Variant; 11] = [
     },
 ];
 
-const fn variant(name: &'static str) -> Variant {
-    Variant { name, about: "", service: true, cookie: false, connect: None, receive: None, release: None, maps: &[] }
+const fn variant(name: &'static str) -> RecordVariant {
+    RecordVariant {
+        name,
+        about: "",
+        service: true,
+        cookie: false,
+        connect: None,
+        receive: None,
+        release: None,
+        maps: &[],
+    }
 }

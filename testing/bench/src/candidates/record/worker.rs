@@ -1,7 +1,8 @@
-//! One thread per candidate, in a cgroup of its own; the conductor gives them turns, one at a time.
+//! One thread per candidate, in a cgroup of its own, which works on request.
 //!
-//! A thread each, because a socket takes the cgroup of the thread that creates it, and moving a thread waits for a grace
-//! period. All run on one processor: each turn starts with the same switch of threads, whoever had the last one.
+//! Each candidate has a thread, because a socket belongs to the cgroup of the thread that creates it, and moving a
+//! thread waits for a grace period. All threads run on one processor, so every request starts with the same context
+//! switch.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -14,17 +15,17 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
-use crate::ground::{Netns, ThreadGroup};
+use crate::isolation::{BenchNamespace, ThreadGroup};
 
 pub const SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 1), 80);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
+pub enum SocketProtocol {
     Tcp,
     Udp,
 }
 
-impl Protocol {
+impl SocketProtocol {
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
     pub fn name(self) -> &'static str {
@@ -43,20 +44,20 @@ impl Protocol {
     }
 }
 
-/// What is dialled: a TCP listener and a UDP socket on one port of the loopback.
-pub struct Server {
+/// A TCP listener and a UDP socket on one port of the loopback device.
+pub struct LoopbackServer {
     tcp: OwnedFd,
     udp: OwnedFd,
     pub address: SocketAddrV4,
 }
 
-impl Server {
+impl LoopbackServer {
     pub fn bind() -> Result<Self> {
-        let tcp = Protocol::Tcp.socket()?;
+        let tcp = SocketProtocol::Tcp.socket()?;
         rustix::net::bind(&tcp, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
         rustix::net::listen(&tcp, 64)?;
         let address = local(&tcp)?;
-        let udp = Protocol::Udp.socket()?;
+        let udp = SocketProtocol::Udp.socket()?;
         rustix::net::bind(&udp, &address)?;
         Ok(Self { tcp, udp, address })
     }
@@ -67,31 +68,36 @@ fn local(socket: &OwnedFd) -> Result<SocketAddrV4> {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum Turn {
-    /// One dial, each system call timed by itself.
-    Dial(Protocol),
-    /// Many dials, timed as one: this sees what the kernel puts off (freeing by RCU, softirq).
-    Block(Protocol, u32),
+pub enum WorkRequest {
+    /// One dial, with each system call timed.
+    Dial(SocketProtocol),
+    /// Many dials, timed together, which includes deferred work of the kernel (RCU, softirq).
+    Block(SocketProtocol, u32),
     /// One datagram from the server to a socket that was connected before.
     Receive,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Times {
-    /// connect() or recvfrom() alone; for a block, the mean per dial.
+pub struct CallTimes {
+    /// Duration of connect() or recvfrom(); for a block the mean per dial.
     pub call: u64,
-    /// socket(), connect() and close() together.
+    /// Duration of socket(), connect() and close().
     pub whole: u64,
 }
 
 pub struct Worker {
-    turns: mpsc::SyncSender<Turn>,
-    times: mpsc::Receiver<Result<Times>>,
+    turns: mpsc::SyncSender<WorkRequest>,
+    times: mpsc::Receiver<Result<CallTimes>>,
     thread: JoinHandle<()>,
 }
 
 impl Worker {
-    pub fn start(group: ThreadGroup, netns: Arc<Netns>, server: Arc<Server>, dialled: SocketAddrV4) -> Self {
+    pub fn start(
+        group: ThreadGroup,
+        netns: Arc<BenchNamespace>,
+        server: Arc<LoopbackServer>,
+        dialled: SocketAddrV4,
+    ) -> Self {
         let (turns, turn) = mpsc::sync_channel(0);
         let (answer, times) = mpsc::sync_channel(1);
         let thread = thread::spawn(move || {
@@ -99,7 +105,7 @@ impl Worker {
             let mut client = Client { server, dialled, listening: None };
             for turn in turn {
                 let times = match &entered {
-                    Ok(()) => client.take(turn),
+                    Ok(()) => client.handle(turn),
                     Err(error) => Err(anyhow!("{error:#}")),
                 };
                 if answer.send(times).is_err() {
@@ -110,9 +116,9 @@ impl Worker {
         Self { turns, times, thread }
     }
 
-    pub fn turn(&self, turn: Turn) -> Result<Times> {
-        self.turns.send(turn).map_err(|_| anyhow!("the worker is gone"))?;
-        self.times.recv().context("the worker is gone")?
+    pub fn turn(&self, turn: WorkRequest) -> Result<CallTimes> {
+        self.turns.send(turn).map_err(|_| anyhow!("the worker has ended"))?;
+        self.times.recv().context("the worker has ended")?
     }
 
     pub fn stop(self) -> Result<()> {
@@ -122,49 +128,49 @@ impl Worker {
 }
 
 struct Client {
-    server: Arc<Server>,
+    server: Arc<LoopbackServer>,
     dialled: SocketAddrV4,
-    /// A UDP socket that keeps its record over many datagrams, opened by the first of them.
+    /// A UDP socket whose record is used for many datagrams; opened by the first one.
     listening: Option<OwnedFd>,
 }
 
 impl Client {
-    fn take(&mut self, turn: Turn) -> Result<Times> {
+    fn handle(&mut self, turn: WorkRequest) -> Result<CallTimes> {
         match turn {
-            Turn::Dial(protocol) => self.dial(protocol),
-            Turn::Block(protocol, dials) => self.block(protocol, dials),
-            Turn::Receive => self.receive(),
+            WorkRequest::Dial(protocol) => self.dial(protocol),
+            WorkRequest::Block(protocol, dials) => self.block(protocol, dials),
+            WorkRequest::Receive => self.receive(),
         }
     }
 
-    fn dial(&self, protocol: Protocol) -> Result<Times> {
+    fn dial(&self, protocol: SocketProtocol) -> Result<CallTimes> {
         let (socket, opened) = timed(|| protocol.socket());
         let socket = socket?;
-        if protocol == Protocol::Tcp {
-            // Closes by reset: no TIME_WAIT, or the ports would run out and every search for one get slower.
+        if protocol == SocketProtocol::Tcp {
+            // Closes with a reset. Ports in TIME_WAIT would make the search for a free port slower.
             sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
         }
         let (connected, call) = timed(|| rustix::net::connect(&socket, &self.dialled));
         connected.context("connect")?;
         let accepted = match protocol {
-            Protocol::Tcp => Some(rustix::net::accept(&self.server.tcp)?),
-            Protocol::Udp => None,
+            SocketProtocol::Tcp => Some(rustix::net::accept(&self.server.tcp)?),
+            SocketProtocol::Udp => None,
         };
         let ((), closed) = timed(|| drop(socket));
         drop(accepted);
-        Ok(Times { call, whole: opened + call + closed })
+        Ok(CallTimes { call, whole: opened + call + closed })
     }
 
-    fn block(&self, protocol: Protocol, dials: u32) -> Result<Times> {
+    fn block(&self, protocol: SocketProtocol, dials: u32) -> Result<CallTimes> {
         let start = Instant::now();
         for _ in 0..dials {
             self.dial(protocol)?;
         }
         let each = start.elapsed().as_nanos() as u64 / u64::from(dials);
-        Ok(Times { call: each, whole: each })
+        Ok(CallTimes { call: each, whole: each })
     }
 
-    fn receive(&mut self) -> Result<Times> {
+    fn receive(&mut self) -> Result<CallTimes> {
         let mut buffer = [0; 64];
         let socket = match self.listening.take() {
             Some(socket) => socket,
@@ -174,14 +180,14 @@ impl Client {
         let (received, call) = timed(|| rustix::net::recvfrom(&socket, &mut buffer[..], RecvFlags::DONTWAIT));
         let (_, _, from) = received.context("recvfrom")?;
         let from = from.and_then(|address| SocketAddrV4::try_from(address).ok());
-        // What is fast because its record is gone is no candidate.
+        // A candidate that lost its record must not count as fast.
         ensure!(from == Some(self.dialled), "dialled {}, answered by {from:?}", self.dialled);
         self.listening = Some(socket);
-        Ok(Times { call, whole: call })
+        Ok(CallTimes { call, whole: call })
     }
 
     fn listen(&self) -> Result<OwnedFd> {
-        let socket = Protocol::Udp.socket()?;
+        let socket = SocketProtocol::Udp.socket()?;
         rustix::net::connect(&socket, &self.dialled)?;
         Ok(socket)
     }

@@ -1,4 +1,4 @@
-//! Writing the tables: everything at once, and one endpoint of one service.
+//! Writes the maps: all rows at once, and one endpoint of one service.
 
 use std::{
     sync::atomic::Ordering,
@@ -9,26 +9,28 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapMut};
 
 use super::{
-    Table,
+    CandidateTable,
     layout::{self, BACKENDS},
     skel::TablesSkel,
 };
 use crate::mapping::Mapping;
 
-/// Writes a whole table by its fastest way, and says how long the writing took; what to write is ready before.
-pub fn fill(skel: &TablesSkel<'_>, table: Table, services: u32) -> Result<Duration> {
+/// Writes a whole map in the fastest way, and returns the duration of the writes.
+pub fn fill(skel: &TablesSkel<'_>, table: CandidateTable, services: u32) -> Result<Duration> {
     let map = map(skel, table);
     let all = 0..services;
     match table {
-        Table::Frontend | Table::LazyFrontend => {
+        CandidateTable::Frontend | CandidateTable::LazyFrontend => {
             batch(map, all.map(|service| (layout::key(service), layout::value(service))))
         }
-        Table::PlainService => batch(map, all.map(|service| (layout::key(service), layout::pair(service, BACKENDS)))),
-        Table::PlainBackend => batch(map, all.flat_map(plain_backends)),
-        Table::Bucket => fill_buckets(map, services),
-        Table::Set => mapped(map, all.map(layout::set)),
-        Table::Slot => mapped(map, (0..services * BACKENDS).map(|id| [layout::pair(id, 0)])),
-        Table::Backend => mapped(map, (0..services * BACKENDS).map(layout::backend)),
+        CandidateTable::PlainService => {
+            batch(map, all.map(|service| (layout::key(service), layout::pair(service, BACKENDS))))
+        }
+        CandidateTable::PlainBackend => batch(map, all.flat_map(plain_backends)),
+        CandidateTable::Bucket => fill_buckets(map, services),
+        CandidateTable::Set => mapped(map, all.map(layout::set)),
+        CandidateTable::Slot => mapped(map, (0..services * BACKENDS).map(|id| [layout::pair(id, 0)])),
+        CandidateTable::Backend => mapped(map, (0..services * BACKENDS).map(layout::backend)),
     }
 }
 
@@ -38,17 +40,17 @@ fn plain_backends(service: u32) -> impl Iterator<Item = (u64, [u64; 3])> {
     })
 }
 
-pub fn map<'a, 'b>(skel: &'a TablesSkel<'b>, table: Table) -> &'a MapMut<'b> {
+pub fn map<'a, 'b>(skel: &'a TablesSkel<'b>, table: CandidateTable) -> &'a MapMut<'b> {
     let maps = &skel.maps;
     match table {
-        Table::Frontend => &maps.frontend,
-        Table::LazyFrontend => &maps.lazy_frontend,
-        Table::Bucket => &maps.bucket,
-        Table::Set => &maps.set,
-        Table::Slot => &maps.slot,
-        Table::Backend => &maps.backend,
-        Table::PlainService => &maps.plain_service,
-        Table::PlainBackend => &maps.plain_backend,
+        CandidateTable::Frontend => &maps.frontend,
+        CandidateTable::LazyFrontend => &maps.lazy_frontend,
+        CandidateTable::Bucket => &maps.bucket,
+        CandidateTable::Set => &maps.set,
+        CandidateTable::Slot => &maps.slot,
+        CandidateTable::Backend => &maps.backend,
+        CandidateTable::PlainService => &maps.plain_service,
+        CandidateTable::PlainBackend => &maps.plain_backend,
     }
 }
 
@@ -98,9 +100,9 @@ fn fill_buckets(map: &MapMut<'_>, services: u32) -> Result<Duration> {
     for service in 0..services {
         let mut places = layout::places(service, layout::buckets(services));
         let place = places.find(|place| words[*place].load(Ordering::Relaxed) == 0);
-        let place = place.context("a service found all of its places taken: the hash of our own needs more buckets")?;
+        let place = place.context("all rows of a service are used: the custom hash needs more buckets")?;
         let row = layout::key(service).into_iter().chain([layout::value(service)]);
-        // The first word says that the row is taken: it comes last.
+        // The first word marks the row as used, so it is written last.
         for (offset, word) in row.enumerate().collect::<Vec<_>>().into_iter().rev() {
             words[place + offset].store(word, Ordering::Release);
         }
@@ -108,11 +110,11 @@ fn fill_buckets(map: &MapMut<'_>, services: u32) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Replaces the last endpoint of random services `changes` times; nanoseconds per change. Mapped tables.
+/// Replaces the last endpoint of random services in mapped arrays. Returns nanoseconds per change.
 pub fn change_mapped(skel: &TablesSkel<'_>, services: u32, changes: u32, slots: bool) -> Result<u64> {
-    let set = Mapping::of(map(skel, Table::Set))?;
-    let slot = Mapping::of(map(skel, Table::Slot))?;
-    let backend = Mapping::of(map(skel, Table::Backend))?;
+    let set = Mapping::of(map(skel, CandidateTable::Set))?;
+    let slot = Mapping::of(map(skel, CandidateTable::Slot))?;
+    let backend = Mapping::of(map(skel, CandidateTable::Backend))?;
     let mut random = fastrand::Rng::with_seed(u64::from(services));
     let start = Instant::now();
     for _ in 0..changes {
@@ -131,9 +133,9 @@ pub fn change_mapped(skel: &TablesSkel<'_>, services: u32, changes: u32, slots: 
     Ok(start.elapsed().as_nanos() as u64 / u64::from(changes))
 }
 
-/// The same with two plain hashes: the count goes down, the backend is replaced, the count goes up.
+/// Like `change_mapped` with two hashes: decrements the count, replaces the backend, increments the count.
 pub fn change_plain(skel: &TablesSkel<'_>, services: u32, changes: u32) -> Result<u64> {
-    let (service_map, backend_map) = (map(skel, Table::PlainService), map(skel, Table::PlainBackend));
+    let (service_map, backend_map) = (map(skel, CandidateTable::PlainService), map(skel, CandidateTable::PlainBackend));
     let mut random = fastrand::Rng::with_seed(u64::from(services));
     let start = Instant::now();
     for _ in 0..changes {

@@ -1,8 +1,8 @@
 //! Rows of `bpf/tables.bpf.c` as 8-byte words, for services numbered from 0.
 
-/// Backends of each service.
+/// Number of backends of each service.
 pub const BACKENDS: u32 = 3;
-/// Rows in a bucket of the hash of our own.
+/// Rows per bucket of the custom hash.
 const ROWS: usize = 2;
 
 pub fn key(service: u32) -> [u64; 3] {
@@ -18,7 +18,7 @@ pub fn tag(key: [u64; 3]) -> u64 {
     mix(mix(key[0] ^ key[1]) ^ key[2]) >> 32
 }
 
-/// What a frontend row holds: the set and the tag.
+/// Value of a frontend row: the set and the tag.
 pub fn value(service: u32) -> u64 {
     u64::from(service) | tag(key(service)) << 32
 }
@@ -44,17 +44,17 @@ pub fn address(id: u32) -> u64 {
     (0x0a80_0000 + u64::from(id)) << 32 | 0xffff_0000
 }
 
-/// Two fields of 4 bytes that follow each other.
+/// Two consecutive 4-byte fields.
 pub fn pair(first: u32, second: u32) -> u64 {
     u64::from_ne_bytes([first.to_ne_bytes(), second.to_ne_bytes()].concat().try_into().expect("4 and 4 are 8"))
 }
 
-/// How many buckets keep half of the rows free, so that probing stays short.
+/// Number of buckets that keeps half of the rows free, so that probing stays short.
 pub fn buckets(services: u32) -> u32 {
     services.next_power_of_two()
 }
 
-/// Words at which the rows for `service` may stand, in the order in which a reader looks.
+/// Word offsets of the possible rows of a service, in probing order.
 pub fn places(service: u32, buckets: u32) -> impl Iterator<Item = usize> {
     let home = tag(key(service)) as u32;
     (0..8).flat_map(move |step| {

@@ -1,4 +1,4 @@
-//! The tables: what a resolve costs as the number of services grows, and what they cost to fill, to change and to keep.
+//! Candidates for the map layout: cost of a resolve by number of services, and cost to fill, change and store the maps.
 
 mod fill;
 mod layout;
@@ -13,7 +13,7 @@ use libbpf_rs::{
 
 use crate::{
     mapping::memory,
-    stats::{Samples, turns},
+    stats::{Samples, random_rounds},
 };
 
 #[allow(clippy::all, dead_code, unused)]
@@ -23,14 +23,14 @@ mod skel {
 use skel::{TablesSkel, TablesSkelBuilder};
 
 pub const SIZES: [u32; 4] = [10, 1_000, 10_000, 100_000];
-/// Fresh maps, filled and timed.
+/// Number of timed fills of new maps.
 const FILLS: usize = 3;
 const ROUNDS: usize = 12;
 const TURNS: u32 = 40_000;
 const CHANGES: u32 = 500;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Table {
+pub enum CandidateTable {
     Frontend,
     LazyFrontend,
     Bucket,
@@ -41,7 +41,7 @@ pub enum Table {
     PlainBackend,
 }
 
-impl Table {
+impl CandidateTable {
     const ALL: [Self; 8] = [
         Self::Frontend,
         Self::LazyFrontend,
@@ -54,81 +54,81 @@ impl Table {
     ];
 }
 
-/// How one endpoint is changed.
+/// How one endpoint is replaced.
 #[derive(Debug, Clone, Copy)]
 enum Change {
     Mapped { slots: bool },
     Plain,
 }
 
-pub struct Candidate {
+pub struct TableCandidate {
     pub name: &'static str,
     pub about: &'static str,
     program: &'static str,
-    tables: &'static [Table],
+    tables: &'static [CandidateTable],
     change: Change,
 }
 
-/// The classic among the candidates: what the others are compared with.
+/// Index of the candidate with which the others are compared.
 pub const TWO_HASHES: usize = 4;
 
-/// The loop without a resolve; subtracted from all others.
+/// Program with an empty loop, whose time is subtracted from all others.
 const EMPTY_LOOP: &str = "walk_none";
 
-pub const CANDIDATES: [Candidate; 5] = [
-    Candidate {
+pub const CANDIDATES: [TableCandidate; 5] = [
+    TableCandidate {
         name: "inline",
         about: "frontend hash, set array with inline ids, backend array",
         program: "walk_inline",
-        tables: &[Table::Frontend, Table::Set, Table::Backend],
+        tables: &[CandidateTable::Frontend, CandidateTable::Set, CandidateTable::Backend],
         change: Change::Mapped { slots: false },
     },
-    Candidate {
+    TableCandidate {
         name: "slot",
         about: "the same, ids in a slot array of their own",
         program: "walk_slot",
-        tables: &[Table::Frontend, Table::Set, Table::Slot, Table::Backend],
+        tables: &[CandidateTable::Frontend, CandidateTable::Set, CandidateTable::Slot, CandidateTable::Backend],
         change: Change::Mapped { slots: true },
     },
-    Candidate {
+    TableCandidate {
         name: "lazy",
         about: "as inline, frontend hash with BPF_F_NO_PREALLOC",
         program: "walk_lazy",
-        tables: &[Table::LazyFrontend, Table::Set, Table::Backend],
+        tables: &[CandidateTable::LazyFrontend, CandidateTable::Set, CandidateTable::Backend],
         change: Change::Mapped { slots: false },
     },
-    Candidate {
+    TableCandidate {
         name: "bucket",
         about: "as inline, frontends in a hash of our own: mapped array, two rows a cache line",
         program: "walk_bucket",
-        tables: &[Table::Bucket, Table::Set, Table::Backend],
+        tables: &[CandidateTable::Bucket, CandidateTable::Set, CandidateTable::Backend],
         change: Change::Mapped { slots: false },
     },
-    Candidate {
+    TableCandidate {
         name: "two hashes",
         about: "service hash to {id, count}, backend hash by {id, index}",
         program: "walk_plain",
-        tables: &[Table::PlainService, Table::PlainBackend],
+        tables: &[CandidateTable::PlainService, CandidateTable::PlainBackend],
         change: Change::Plain,
     },
 ];
 
-/// Figures of one candidate at one size.
+/// Results of one candidate at one size.
 #[derive(Default, Clone)]
-pub struct Figures {
+pub struct TableFigures {
     /// Nanoseconds per resolve.
     pub resolve: f64,
     /// Nanoseconds to write all tables.
     pub fill: f64,
     /// Nanoseconds to change one endpoint.
     pub change: Samples,
-    /// Bytes of all tables.
+    /// Memory of all maps in bytes.
     pub memory: u64,
 }
 
-/// Figures in the order of [`CANDIDATES`].
-pub fn measure(services: u32) -> Result<Vec<Figures>> {
-    let mut figures = vec![Figures::default(); CANDIDATES.len()];
+/// TableFigures in the order of [`CANDIDATES`].
+pub fn measure(services: u32) -> Result<Vec<TableFigures>> {
+    let mut figures = vec![TableFigures::default(); CANDIDATES.len()];
     let mut fills = vec![Samples::default(); CANDIDATES.len()];
     for fill in 1..=FILLS {
         let mut storage = MaybeUninit::uninit();
@@ -159,9 +159,9 @@ fn load(storage: &mut MaybeUninit<OpenObject>, services: u32) -> Result<TablesSk
     open.load().context("the kernel refused tables.bpf.c")
 }
 
-/// Fills each table once; a candidate pays for those that it uses.
+/// Fills each map once. The time of a candidate is the sum over its maps.
 fn fill_all(skel: &TablesSkel<'_>, services: u32, fills: &mut [Samples]) -> Result<()> {
-    let times = Table::ALL.map(|table| (table, fill::fill(skel, table, services)));
+    let times = CandidateTable::ALL.map(|table| (table, fill::fill(skel, table, services)));
     let mut spent = Vec::new();
     for (table, time) in times {
         spent.push((table, time.with_context(|| format!("{table:?} with {services} services"))?));
@@ -173,13 +173,13 @@ fn fill_all(skel: &TablesSkel<'_>, services: u32, fills: &mut [Samples]) -> Resu
     Ok(())
 }
 
-fn change_all(skel: &TablesSkel<'_>, services: u32, figures: &mut [Figures]) -> Result<()> {
-    for who in turns(CANDIDATES.len(), ROUNDS, 1) {
-        let time = match CANDIDATES[who].change {
+fn change_all(skel: &TablesSkel<'_>, services: u32, figures: &mut [TableFigures]) -> Result<()> {
+    for candidate in random_rounds(CANDIDATES.len(), ROUNDS, 1) {
+        let time = match CANDIDATES[candidate].change {
             Change::Mapped { slots } => fill::change_mapped(skel, services, CHANGES, slots)?,
             Change::Plain => fill::change_plain(skel, services, CHANGES)?,
         };
-        figures[who].change.push(time);
+        figures[candidate].change.push(time);
     }
     for (candidate, figures) in CANDIDATES.iter().zip(figures) {
         let tables = candidate.tables.iter().map(|table| memory(fill::map(skel, *table)));
@@ -188,15 +188,15 @@ fn change_all(skel: &TablesSkel<'_>, services: u32, figures: &mut [Figures]) -> 
     Ok(())
 }
 
-fn resolve_all(skel: &mut TablesSkel<'_>, services: u32, figures: &mut [Figures]) -> Result<()> {
+fn resolve_all(skel: &mut TablesSkel<'_>, services: u32, figures: &mut [TableFigures]) -> Result<()> {
     let names: Vec<_> = CANDIDATES.iter().map(|candidate| candidate.program).chain([EMPTY_LOOP]).collect();
     let mut samples = vec![Samples::default(); names.len()];
-    for (turn, who) in turns(names.len(), ROUNDS, 2).enumerate() {
-        let program = skel.object_mut().progs_mut().find(|program| program.name() == names[who]);
-        let mut program = program.with_context(|| format!("no program {}", names[who]))?;
-        // Once for the caches: whoever had the last turn has filled them with its own tables.
+    for (turn, candidate) in random_rounds(names.len(), ROUNDS, 2).enumerate() {
+        let program = skel.object_mut().progs_mut().find(|program| program.name() == names[candidate]);
+        let mut program = program.with_context(|| format!("no program {}", names[candidate]))?;
+        // The first run warms the caches, which contain the maps of the previous candidate.
         walk(&mut program, services, turn as u64)?;
-        samples[who].push(walk(&mut program, services, turn as u64 + 1_000)?);
+        samples[candidate].push(walk(&mut program, services, turn as u64 + 1_000)?);
     }
     let empty = samples[CANDIDATES.len()].p50();
     for (figures, samples) in figures.iter_mut().zip(&samples) {
@@ -205,7 +205,7 @@ fn resolve_all(skel: &mut TablesSkel<'_>, services: u32, figures: &mut [Figures]
     Ok(())
 }
 
-/// Runs the loop once: nanoseconds for all of its turns. Arguments and result: `struct walk`.
+/// Runs the loop once and returns its duration in nanoseconds. `struct walk` contains the arguments and the result.
 fn walk(program: &mut ProgramMut<'_>, services: u32, seed: u64) -> Result<u64> {
     let mut walk = [0; 32];
     walk[0..4].copy_from_slice(&services.to_ne_bytes());

@@ -1,0 +1,74 @@
+//! The agent's handling of cgroups: rules, the cgroups of members, and cgroups for `beeline run --view`.
+
+use super::Agent;
+use crate::cgroup_rules::RuleContext;
+use crate::member::MemberUpdate;
+use beeline_datapath::cgroup;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+impl Agent {
+    pub(super) fn update_cgroup_rules(&mut self, now: Instant) {
+        if !self.cgroup_rules.is_due(self.pod_cgroups.are_rules_outdated(), now) {
+            return;
+        }
+        self.update_pod_cgroups();
+        self.pod_cgroups.mark_rules_applied();
+        let context = RuleContext {
+            planner: &self.reconciler.planner,
+            control: &self.control,
+            pod_rules: self.pod_cgroups.rules(),
+            complete: self.sources.is_complete(),
+        };
+        self.cgroup_rules.update(&context, now);
+    }
+
+    /// Creates a cgroup whose processes see this view, for a command to enter.
+    pub fn create_view_cgroup(&mut self, view: &str) -> anyhow::Result<PathBuf> {
+        let context = RuleContext {
+            planner: &self.reconciler.planner,
+            control: &self.control,
+            pod_rules: self.pod_cgroups.rules(),
+            complete: self.sources.is_complete(),
+        };
+        self.cgroup_rules.create_view_cgroup(view, &self.settings.cluster_list.view_names(), &context)
+    }
+
+    /// Finds the cgroups of pods that policies select or that have rules, as far as they exist, and passes those of members
+    /// to the planner.
+    pub(super) fn update_pod_cgroups(&mut self) {
+        for MemberUpdate { uid, cgroup } in self.pod_cgroups.update(&self.reconciler.planner, Instant::now()) {
+            let id = cgroup.and_then(|(id, path)| self.add_member(&uid, &path).then_some(id));
+            self.reconciler.planner.set_cgroup(&uid, id);
+        }
+    }
+
+    /// Tells the kernel at which level of the hierarchy the member's cgroup is. If that fails the pod is not a member,
+    /// because its own dials would be redirected to itself; the next scan tries again.
+    fn add_member(&mut self, uid: &str, path: &Path) -> bool {
+        let level = cgroup::level(path);
+        let error = match level.and_then(|level| self.control.add_member_levels([level])) {
+            Ok(()) => {
+                self.pod_cgroups.members().record_success(uid);
+                return true;
+            }
+            Err(error) => error.to_string(),
+        };
+        if self.pod_cgroups.members().record_failure(uid, error.clone()) {
+            tracing::warn!(pod_uid = uid, error, "the pod cannot join its LocalRedirectPolicy; retrying");
+        }
+        false
+    }
+
+    /// Removes the levels at which no member's cgroup is. Not before all clusters are complete: rows that are not in the
+    /// plan yet may belong to pods that are not known yet.
+    pub(super) fn remove_unused_member_levels(&self) {
+        if !self.sources.is_complete() {
+            return;
+        }
+        let levels = self.pod_cgroups.member_paths().map(cgroup::level).collect::<Result<Vec<_>, _>>();
+        if let Err(error) = levels.and_then(|levels| self.control.set_member_levels(levels)) {
+            tracing::debug!(%error, "cannot set the levels of members' cgroups; the last ones stay in effect");
+        }
+    }
+}

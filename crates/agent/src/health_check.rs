@@ -1,0 +1,160 @@
+//! Answers load balancers at the healthCheckNodePort of Services with externalTrafficPolicy Local: a load balancer sends
+//! traffic only to nodes with local endpoints. The main loop sets the ports and the number of endpoints; one task keeps
+//! the listeners.
+
+use crate::health::Health;
+use crate::listen::listen;
+use axum::extract::State;
+use axum::http::{HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use beeline_model::plan::candidates;
+use beeline_model::planner::Planner;
+use beeline_model::refusal::{Refusal, RefusalReason};
+use beeline_model::{Family, ServiceName};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::Ipv6Addr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinSet};
+
+/// The pause before a port that is in use is tried again.
+const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub port: u16,
+    /// The number of distinct addresses of ready endpoints on this node.
+    pub local_endpoints: usize,
+}
+
+#[derive(Default)]
+struct HealthCheckTable {
+    checks: BTreeMap<ServiceName, HealthCheck>,
+    refused: BTreeMap<ServiceName, Refusal>,
+    ports_changed: bool,
+}
+
+/// Shared between the main loop, which sets the health checks, and the listeners.
+#[derive(Default)]
+pub struct HealthCheckPorts {
+    table: Mutex<HealthCheckTable>,
+    changed: Notify,
+}
+
+impl HealthCheckPorts {
+    fn with<T>(&self, work: impl FnOnce(&mut HealthCheckTable) -> T) -> T {
+        work(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the health checks of changed Services. Wakes the listeners if the set of ports changed.
+    pub fn update<'a>(&self, services: impl Iterator<Item = &'a ServiceName>, planner: &Planner) {
+        services.for_each(|name| self.set(name, health_check_of(planner, name)));
+        if self.with(|table| std::mem::take(&mut table.ports_changed)) {
+            self.changed.notify_one();
+        }
+    }
+
+    fn set(&self, name: &ServiceName, check: Option<HealthCheck>) {
+        self.with(|table| match check {
+            Some(check) => {
+                let before = table.checks.insert(name.clone(), check);
+                table.ports_changed |= before.is_none_or(|before| before.port != check.port);
+            }
+            None => table.ports_changed |= table.checks.remove(name).is_some(),
+        });
+    }
+
+    pub fn refusals(&self) -> Vec<Refusal> {
+        self.with(|table| table.refused.values().cloned().collect())
+    }
+
+    fn local_endpoints(&self, name: &ServiceName) -> usize {
+        self.with(|table| table.checks.get(name).map_or(0, |check| check.local_endpoints))
+    }
+
+    fn ports(&self) -> BTreeMap<ServiceName, u16> {
+        self.with(|table| table.checks.iter().map(|(name, check)| (name.clone(), check.port)).collect())
+    }
+}
+
+/// `None` if the Service has no healthCheckNodePort.
+fn health_check_of(planner: &Planner, name: &ServiceName) -> Option<HealthCheck> {
+    let service = planner.service(name).filter(|service| service.health_check_node_port > 0)?;
+    let context = planner.plan_context(name.cluster())?;
+    let mut addresses = HashSet::new();
+    for port in &service.ports {
+        for family in Family::BOTH.into_iter().filter(|family| service.cluster_ip(*family).is_some()) {
+            let found = candidates(port, family, planner.slices_of(name), &context);
+            addresses.extend(found.iter().filter(|c| c.local && c.ready).map(|c| c.address));
+        }
+    }
+    Some(HealthCheck { port: service.health_check_node_port, local_endpoints: addresses.len() })
+}
+
+struct HealthCheckContext {
+    checks: Arc<HealthCheckPorts>,
+    health: Arc<Health>,
+    service: ServiceName,
+}
+
+async fn respond(State(context): State<Arc<HealthCheckContext>>) -> Response {
+    let endpoints = context.checks.local_endpoints(&context.service);
+    let healthy = context.health.is_healthy();
+    let code = if endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let weight = HeaderName::from_static("x-load-balancing-endpoint-weight");
+    let headers = [(header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()), (weight, endpoints.to_string())];
+    let body = serde_json::json!({
+        "service": { "namespace": context.service.namespace(), "name": context.service.name() },
+        "localEndpoints": endpoints,
+        "serviceProxyHealthy": healthy,
+    });
+    (code, headers, Json(body)).into_response()
+}
+
+pub async fn serve(checks: Arc<HealthCheckPorts>, health: Arc<Health>) -> anyhow::Result<()> {
+    let mut listeners = JoinSet::new();
+    let mut open: BTreeMap<ServiceName, (u16, AbortHandle)> = BTreeMap::new();
+    loop {
+        let ports = checks.ports();
+        let stale: BTreeSet<ServiceName> = open
+            .iter()
+            .filter(|(name, (port, _))| ports.get(name) != Some(port))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for (_, task) in stale.iter().filter_map(|name| open.remove(name)) {
+            task.abort();
+            // A port may move from one Service to another: the old listener has to be closed before.
+            listeners.join_next().await;
+        }
+        let missing = ports.iter().filter(|(name, _)| !open.contains_key(*name)).collect::<Vec<_>>();
+        let mut refused = BTreeMap::new();
+        for (name, port) in missing {
+            match listen((Ipv6Addr::UNSPECIFIED, *port).into()).await {
+                Ok(listener) => {
+                    let (checks, health) = (checks.clone(), health.clone());
+                    let context = HealthCheckContext { checks, health, service: name.clone() };
+                    let app = Router::new().fallback(get(respond)).with_state(Arc::new(context));
+                    let task = listeners.spawn(async move { axum::serve(listener, app).await });
+                    open.insert(name.clone(), (*port, task));
+                }
+                Err(error) => drop(refused.insert(name.clone(), bind_refusal(name, *port, &error))),
+            }
+        }
+        let retry = !refused.is_empty();
+        checks.with(|table| table.refused = refused);
+        tokio::select! {
+            () = checks.changed.notified() => {}
+            () = tokio::time::sleep(BIND_RETRY_INTERVAL), if retry => {}
+        }
+    }
+}
+
+fn bind_refusal(name: &ServiceName, port: u16, error: &std::io::Error) -> Refusal {
+    let message = format!(
+        "cannot listen on healthCheckNodePort {port}: {error}; if kube-proxy runs on this node, use --beside-kube-proxy"
+    );
+    Refusal::new(name, RefusalReason::HealthCheckPortTaken, message)
+}

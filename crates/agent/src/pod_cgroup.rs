@@ -1,0 +1,318 @@
+//! The pods of this node and their cgroups. Pods come from the source; their cgroups are found by scanning the cgroup tree
+//! for the kubelet's names. One scan serves all uses: members of policies, rules that pods ask for by annotation, and the
+//! identity of a process by its cgroup. Only the main loop uses this, so that it needs no lock.
+
+use crate::member::{MemberTracker, MemberUpdate};
+use beeline_datapath::pod::{PodCgroup, pods_below};
+use beeline_model::change::{Change, ObjectKey};
+use beeline_model::object::{Object, Pod, PodName};
+use beeline_model::planner::Planner;
+use beeline_model::{Address, Name};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The shortest time between two scans for the same reason. A scan takes a few milliseconds, some pods wait long for
+/// their cgroup, and an unknown cgroup often belongs to no pod.
+pub const SCAN_INTERVAL: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodIdentity {
+    pub namespace: String,
+    pub pod: String,
+    pub container: Option<String>,
+}
+
+/// The rules that a pod asks for by annotation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodRules {
+    pub untouched: bool,
+    pub view: Option<Name>,
+}
+
+impl PodRules {
+    fn of(pod: &Pod) -> PodRules {
+        PodRules { untouched: pod.untouched, view: pod.view.clone() }
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == PodRules::default()
+    }
+}
+
+/// The result of the last scan.
+#[derive(Debug, Default)]
+struct Scan {
+    pods: Vec<PodCgroup>,
+    /// Every cgroup of a pod: the pod's UID, and the id of the container.
+    cgroups: HashMap<u64, (String, Option<String>)>,
+    at: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub struct PodCgroups {
+    root: PathBuf,
+    node_name: Name,
+    pods: HashMap<PodName, Pod>,
+    by_uid: HashMap<Box<str>, PodName>,
+    /// Several pods with hostNetwork have the same address.
+    by_address: HashMap<Address, BTreeSet<PodName>>,
+    scan: Scan,
+    members: MemberTracker,
+    /// The rules that pods ask for by annotation, for the pods whose cgroup was found.
+    rules: Vec<(PathBuf, PodRules)>,
+    /// A pod with rules was added, changed or removed, or has no cgroup yet.
+    rules_changed: bool,
+    /// `rules` was recomputed, and is not in the kernel yet.
+    rules_unapplied: bool,
+}
+
+impl PodCgroups {
+    /// For pods whose cgroup is at or below `root`.
+    pub fn new(root: &Path, node_name: Name) -> PodCgroups {
+        PodCgroups {
+            root: root.to_owned(),
+            node_name,
+            pods: HashMap::new(),
+            by_uid: HashMap::new(),
+            by_address: HashMap::new(),
+            scan: Scan::default(),
+            members: MemberTracker::default(),
+            rules: Vec::new(),
+            rules_changed: false,
+            rules_unapplied: false,
+        }
+    }
+
+    /// Must be called before the planner applies the change.
+    pub fn apply(&mut self, change: &Change, planner: &Planner) {
+        self.members.apply(change, planner);
+        match change {
+            // Without a controller the pods of other nodes are delivered, too.
+            Change::Upsert(Object::Pod(pod)) if pod.node.as_ref().is_some_and(|node| *node != self.node_name) => {
+                self.remove(&pod.name);
+            }
+            Change::Upsert(Object::Pod(pod)) => self.insert(pod.clone()),
+            Change::Delete(ObjectKey::Pod(name)) => self.remove(name),
+            _ => {}
+        }
+    }
+
+    fn insert(&mut self, pod: Pod) {
+        let (rules, uid) = (PodRules::of(&pod), pod.uid.clone());
+        let old = self.pods.remove(&pod.name);
+        old.iter().for_each(|old| self.unindex(old));
+        self.by_uid.insert(uid.clone(), pod.name.clone());
+        for address in &pod.addresses {
+            self.by_address.entry(*address).or_default().insert(pod.name.clone());
+        }
+        self.pods.insert(pod.name.clone(), pod);
+        let old_rules = old.as_ref().map(PodRules::of).unwrap_or_default();
+        let recreated = old.is_some_and(|old| old.uid != uid);
+        self.rules_changed |= rules != old_rules || !rules.is_empty() && recreated;
+    }
+
+    fn remove(&mut self, name: &PodName) {
+        let Some(old) = self.pods.remove(name) else { return };
+        self.unindex(&old);
+        self.rules_changed |= !PodRules::of(&old).is_empty();
+    }
+
+    fn unindex(&mut self, pod: &Pod) {
+        self.by_uid.remove(&pod.uid);
+        for address in &pod.addresses {
+            if let Some(pods) = self.by_address.get_mut(address) {
+                pods.remove(&pod.name);
+                if pods.is_empty() {
+                    self.by_address.remove(address);
+                }
+            }
+        }
+    }
+
+    /// Scans the cgroups if members or rules need it. Returns the changes of members' cgroups.
+    pub fn update(&mut self, planner: &Planner, now: Instant) -> Vec<MemberUpdate> {
+        let scanned_recently = self.scan.at.is_some_and(|at| now < at + SCAN_INTERVAL);
+        let members_due = self.members.is_changed() || self.members.is_incomplete() && !scanned_recently;
+        if !members_due && !self.rules_changed {
+            return Vec::new();
+        }
+        let members: HashSet<Box<str>> = planner.pods_needing_cgroup().map(|pod| pod.uid.clone()).collect();
+        let has_rules = self.pods.values().any(|pod| !PodRules::of(pod).is_empty());
+        if has_rules || self.members.needs_scan(&members) {
+            self.rescan(now);
+        }
+        if self.rules_changed {
+            self.update_rules();
+        }
+        self.members.update(&members, &self.scan.pods)
+    }
+
+    /// Sets the rules of all pods whose cgroup was found. A pod without a cgroup is searched for again at the next call:
+    /// the kubelet creates the cgroup before the first process, and the rule has to be there by then.
+    fn update_rules(&mut self) {
+        let paths: HashMap<&str, &Path> = self.scan.pods.iter().map(|pod| (&*pod.uid, &*pod.path)).collect();
+        let with_rules = self.pods.values().map(|pod| (&*pod.uid, PodRules::of(pod)));
+        let with_rules: Vec<(&str, PodRules)> = with_rules.filter(|(_, rules)| !rules.is_empty()).collect();
+        let count = with_rules.len();
+        let found = with_rules.into_iter().filter_map(|(uid, rules)| Some((paths.get(uid)?.to_path_buf(), rules)));
+        self.rules = found.collect();
+        self.rules_unapplied = true;
+        self.rules_changed = self.rules.len() < count;
+    }
+
+    fn rescan(&mut self, now: Instant) {
+        self.set_scan(pods_below(&self.root), now);
+    }
+
+    /// Sets the result of a scan that another thread made.
+    pub fn set_scan(&mut self, pods: Vec<PodCgroup>, now: Instant) {
+        self.scan.cgroups.clear();
+        for pod in &pods {
+            self.scan.cgroups.insert(pod.id, (pod.uid.clone(), None));
+            let descendants = pod.descendants.iter().map(|(id, container)| (*id, (pod.uid.clone(), container.clone())));
+            self.scan.cgroups.extend(descendants);
+        }
+        (self.scan.pods, self.scan.at) = (pods, Some(now));
+    }
+
+    /// Requests a scan for members, because the kubelet may have recreated cgroups.
+    pub fn mark_changed(&mut self) {
+        self.members.mark_changed();
+    }
+
+    /// Whether the rules in the kernel may be outdated, or some pod with rules has no cgroup yet.
+    pub fn are_rules_outdated(&self) -> bool {
+        self.rules_changed || self.rules_unapplied
+    }
+
+    pub fn mark_rules_applied(&mut self) {
+        self.rules_unapplied = false;
+    }
+
+    pub fn members(&mut self) -> &mut MemberTracker {
+        &mut self.members
+    }
+
+    pub fn member_paths(&self) -> impl Iterator<Item = &Path> {
+        self.members.paths()
+    }
+
+    /// The rules that pods ask for by annotation, with the paths of their cgroups.
+    pub fn rules(&self) -> &[(PathBuf, PodRules)] {
+        &self.rules
+    }
+
+    /// The pod of a process by its cgroup, as of the last scan.
+    pub fn identify(&self, cgroup: u64) -> Option<PodIdentity> {
+        let (uid, container) = self.scan.cgroups.get(&cgroup)?;
+        let pod = self.pods.get(self.by_uid.get(uid.as_str())?)?;
+        let name = |id: &String| pod.containers.iter().find(|c| *c.id == **id).map(|c| c.name.to_string());
+        Some(PodIdentity {
+            namespace: pod.name.namespace.to_string(),
+            pod: pod.name.name.to_string(),
+            container: container.as_ref().and_then(name),
+        })
+    }
+
+    /// The pod of this node with this address, if there is exactly one.
+    pub fn pod_at(&self, address: Address) -> Option<&PodName> {
+        let pods = self.by_address.get(&address)?;
+        pods.first().filter(|_| pods.len() == 1)
+    }
+
+    /// The paths of the cgroups of these pods, by UID, from a new scan.
+    pub fn find_paths(&mut self, uids: &[&str], now: Instant) -> HashMap<String, PathBuf> {
+        if uids.is_empty() {
+            return HashMap::new();
+        }
+        self.rescan(now);
+        let found = self.scan.pods.iter().filter(|pod| uids.contains(&&*pod.uid));
+        found.map(|pod| (pod.uid.clone(), pod.path.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use beeline_model::object::Container;
+    use beeline_model::rules::Rules;
+    use beeline_model::selector::Labels;
+
+    const UID: &str = "0c9a3a3e-5b1f-4c3d-9a55-6f0e3f1d2b11";
+    const CONTAINER: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+    fn pod(name: &str, node: &str, view: Option<&str>) -> Pod {
+        Pod {
+            name: PodName { cluster: "local".into(), namespace: "default".into(), name: name.into() },
+            uid: UID.into(),
+            node: Some(node.into()),
+            addresses: ["10.244.1.5".parse::<std::net::IpAddr>().unwrap().into()].into(),
+            containers: [Container { name: "main".into(), id: CONTAINER.into() }].into(),
+            untouched: false,
+            view: view.map(Into::into),
+            labels: Labels::new(),
+            ready: true,
+            ports: [].into(),
+        }
+    }
+
+    fn cgroup_id(path: &Path) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        path.metadata().unwrap().ino()
+    }
+
+    #[test]
+    fn rules_are_in_effect_once_the_cgroup_exists_and_until_the_pod_is_deleted() {
+        let root = tempfile::tempdir().unwrap();
+        let planner = Planner::new(Rules::for_node("n1"));
+        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        let now = Instant::now();
+        pods.apply(&Object::Pod(pod("other", "n2", Some("blue"))).into(), &planner);
+        pods.update(&planner, now);
+        assert!(pods.rules().is_empty() && !pods.rules_changed, "the pod runs on another node");
+        pods.apply(&Object::Pod(pod("web", "n1", Some("blue"))).into(), &planner);
+        pods.update(&planner, now);
+        assert!(pods.rules().is_empty() && pods.rules_changed, "the cgroup does not exist yet");
+        let path = root.path().join(format!("kubepods/pod{UID}"));
+        std::fs::create_dir_all(&path).unwrap();
+        pods.update(&planner, now);
+        let rules = PodRules { untouched: false, view: Some("blue".into()) };
+        assert_eq!((pods.rules(), pods.rules_changed), (&[(path, rules)][..], false));
+        pods.apply(&Change::Delete(ObjectKey::Pod(pod("web", "n1", None).name)), &planner);
+        pods.update(&planner, now);
+        assert!(pods.rules().is_empty());
+    }
+
+    #[test]
+    fn a_process_is_identified_by_its_cgroup() {
+        let root = tempfile::tempdir().unwrap();
+        let planner = Planner::new(Rules::for_node("n1"));
+        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        let path = root.path().join(format!("kubepods/pod{UID}/{CONTAINER}"));
+        std::fs::create_dir_all(&path).unwrap();
+        pods.apply(&Object::Pod(pod("web", "n1", None)).into(), &planner);
+        assert_eq!(pods.identify(cgroup_id(&path)), None, "not scanned yet");
+        pods.set_scan(pods_below(root.path()), Instant::now());
+        let identity = pods.identify(cgroup_id(&path)).unwrap();
+        let PodIdentity { namespace, pod, container } = &identity;
+        assert_eq!((&**namespace, &**pod, container.as_deref()), ("default", "web", Some("main")));
+        let other = root.path().join("kubepods/pod11111111-5b1f-4c3d-9a55-6f0e3f1d2b11");
+        std::fs::create_dir_all(&other).unwrap();
+        pods.set_scan(pods_below(root.path()), Instant::now());
+        assert_eq!(pods.identify(cgroup_id(&other)), None, "the pod is not known");
+    }
+
+    #[test]
+    fn an_address_that_several_pods_have_identifies_none() {
+        let planner = Planner::new(Rules::for_node("n1"));
+        let mut pods = PodCgroups::new(Path::new("/nowhere"), "n1".into());
+        let address = pod("a", "n1", None).addresses[0];
+        pods.apply(&Object::Pod(pod("a", "n1", None)).into(), &planner);
+        assert_eq!(pods.pod_at(address), Some(&pod("a", "n1", None).name));
+        pods.apply(&Object::Pod(Pod { uid: "another".into(), ..pod("b", "n1", None) }).into(), &planner);
+        assert_eq!(pods.pod_at(address), None);
+        pods.apply(&Change::Delete(ObjectKey::Pod(pod("a", "n1", None).name)), &planner);
+        assert_eq!(pods.pod_at(address), Some(&pod("b", "n1", None).name));
+    }
+}

@@ -1,0 +1,67 @@
+//! Which objects have an address in the ranges of virtual addresses. A policy must not use such an address as its virtual
+//! address.
+
+use beeline_model::Address;
+use beeline_model::change::{Change, ObjectKey};
+use beeline_model::object::{Node, Object};
+use ipnet::IpNet;
+use std::collections::{BTreeSet, HashMap};
+
+#[derive(Debug, Default)]
+pub struct AddressOwners {
+    virtual_ranges: Vec<IpNet>,
+    owners: HashMap<Address, BTreeSet<ObjectKey>>,
+    addresses: HashMap<ObjectKey, Vec<Address>>,
+}
+
+impl AddressOwners {
+    pub fn new(virtual_ranges: Vec<IpNet>) -> AddressOwners {
+        AddressOwners { virtual_ranges, ..AddressOwners::default() }
+    }
+
+    /// Returns the addresses whose owners may have changed.
+    pub fn apply(&mut self, change: &Change) -> Vec<Address> {
+        let addresses = match change {
+            // Only ClusterIPs count: with other addresses, anyone who may write a Service could take a virtual address
+            // from its users. A virtual address takes precedence over those (`beeline_model::claim`).
+            Change::Upsert(Object::Service(service)) => service.cluster_ips.to_vec(),
+            Change::Upsert(Object::Node(node)) => node_addresses(node),
+            Change::Upsert(Object::Pod(pod)) => pod.addresses.to_vec(),
+            Change::Delete(ObjectKey::Service(_) | ObjectKey::Node { .. } | ObjectKey::Pod(_)) => Vec::new(),
+            _ => return Vec::new(),
+        };
+        // Other addresses cannot be virtual addresses. Skipping them saves memory in a cluster with 100,000 pods.
+        let is_virtual = |address: &Address| self.virtual_ranges.iter().any(|net| net.contains(&address.ip()));
+        let addresses: Vec<Address> = addresses.into_iter().filter(is_virtual).collect();
+        self.set(change.key(), addresses)
+    }
+
+    /// The first owner of an address.
+    pub fn owner(&self, address: Address) -> Option<&ObjectKey> {
+        self.owners.get(&address).and_then(BTreeSet::first)
+    }
+
+    fn set(&mut self, owner: ObjectKey, addresses: Vec<Address>) -> Vec<Address> {
+        let mut changed = self.addresses.remove(&owner).unwrap_or_default();
+        for old in &changed {
+            if let Some(owners) = self.owners.get_mut(old) {
+                owners.remove(&owner);
+                if owners.is_empty() {
+                    self.owners.remove(old);
+                }
+            }
+        }
+        for new in &addresses {
+            self.owners.entry(*new).or_default().insert(owner.clone());
+        }
+        changed.extend(&addresses);
+        if !addresses.is_empty() {
+            self.addresses.insert(owner, addresses);
+        }
+        changed
+    }
+}
+
+fn node_addresses(node: &Node) -> Vec<Address> {
+    node.addresses.iter().map(|(_, address)| *address).chain(node.entry.iter().copied()).collect()
+}

@@ -1,0 +1,50 @@
+//! Reads the session affinity rows that the BPF programs write.
+
+use crate::mapped::from_bytes;
+use crate::object::MapSet;
+use crate::{Context, Result, abi, wire};
+use beeline_model::Address;
+use beeline_model::row::OwnerId;
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use serde::Serialize;
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AffinityRow {
+    /// Cookie of the client's network namespace.
+    pub client: u64,
+    #[serde(skip)]
+    pub owner: OwnerId,
+    pub address: Address,
+    pub port: u16,
+    /// Time of the last use: nanoseconds of the monotonic clock.
+    pub used: u64,
+}
+
+pub struct AffinityTable {
+    map: MapHandle,
+}
+
+impl AffinityTable {
+    pub fn new(maps: &MapSet) -> Result<AffinityTable> {
+        Ok(AffinityTable { map: maps.handle("affinity")? })
+    }
+
+    pub fn rows(&self) -> Result<Vec<AffinityRow>> {
+        let mut rows = Vec::new();
+        for key in self.map.keys() {
+            let value = self.map.lookup(&key, MapFlags::ANY).context(|| "cannot read the affinity table".into())?;
+            let (key, value) =
+                (from_bytes::<abi::affinity_key>(&key), value.and_then(|v| from_bytes::<abi::affinity>(&v)));
+            let (Some(key), Some(value)) = (key, value) else { continue };
+            rows.push(AffinityRow {
+                client: key.client,
+                owner: key.owner,
+                address: wire::read_address(&value.address),
+                port: u16::from_be(value.port),
+                used: value.used,
+            });
+        }
+        Ok(rows)
+    }
+}
