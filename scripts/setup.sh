@@ -36,7 +36,7 @@ die() {
 
 build_packages=(clang-19 gcc libc6-dev make pkg-config libelf-dev zlib1g-dev)
 run_packages=(iproute2 util-linux)
-test_packages=(bind9-dnsutils bpftool curl iptables nftables procps python3 unbound)
+test_packages=(bind9-dnsutils bpftool curl iptables nftables procps prometheus python3 unbound)
 check_packages=(clang-format-19)
 kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-x86 xz-utils)
 fuzz_packages=(g++)
@@ -83,11 +83,12 @@ apt_install() {
     rm -f "$log"
 }
 
-# Some packages start a daemon (unbound on port 53, bird on port 179). The tests start their own, so a temporary policy-rc.d
-# prevents that, and the services are disabled. An existing policy-rc.d is not changed.
+# Some packages start a daemon (unbound on port 53, bird on port 179, prometheus on port 9090). The tests start their own or
+# use only a tool of the package, so a temporary policy-rc.d prevents that, and the services are disabled. An existing
+# policy-rc.d is not changed.
 without_services() {
     local policy=/usr/sbin/policy-rc.d had package
-    had=$(missing_packages unbound bird2)
+    had=$(missing_packages unbound bird2 prometheus)
     if [[ ! -e $policy ]]; then
         trap 'rm -f /usr/sbin/policy-rc.d' EXIT
         printf '#!/bin/sh\nexit 101\n' >"$policy"

@@ -123,7 +123,8 @@ fn count_by_cluster<'a>(
     registry.register(name, help, family);
 }
 
-/// kube-proxy's gauge has the suffix `_total`, which Prometheus reserves for counters.
+/// Dashboards read kube-proxy's name, a gauge with the suffix `_total`. Prometheus reserves this suffix for counters, so the
+/// plain text format exports it without a type.
 fn register_no_local_endpoints(registry: &mut Registry, agent: &Agent) {
     let count = |is_local: fn(&Service) -> bool| {
         let local = agent.reconciler.planner.services().filter(|service| is_local(service));
@@ -135,7 +136,7 @@ fn register_no_local_endpoints(registry: &mut Registry, agent: &Agent) {
         family.get_or_create(&TrafficPolicyLabel { traffic_policy }).set(count);
     }
     let help = "Services with a traffic policy Local that have no endpoint on this node";
-    registry.register("kubeproxy_sync_proxy_rules_no_local_endpoints", help, family);
+    registry.register("kubeproxy_sync_proxy_rules_no_local_endpoints_total", help, family);
 }
 
 fn has_local_endpoint(agent: &Agent, name: &ServiceName) -> bool {

@@ -17,14 +17,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 pub use settings::virtual_address_cidrs;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use value::{
     AddressTypeArg, AgentDownAction, ControllerArg, HostRoleArg, LocalTrafficPolicyArg, MaxAge, NoLocalEndpointArg,
     NodeSourceArg, OnOff, PodAccessArg, as_text,
 };
-pub use value::{HumanDuration, LogFormat, OrOff};
+pub use value::{HumanDuration, ListenAddress, LogFormat, OrOff};
 
 pub const PIN_DIR: &str = "/sys/fs/bpf/beeline";
 pub const CONTROLLER_NAMESPACE: &str = "kube-system";
@@ -194,16 +193,16 @@ pub struct Options {
     /// Listen address of /metrics, or off [default: 127.0.0.1:10249]
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(with = "as_text")]
-    pub metrics_bind_address: Option<OrOff<SocketAddr>>,
+    pub metrics_bind_address: Option<OrOff<ListenAddress>>,
     /// Listen address of /healthz and /livez, or off; [::] is IPv6 and IPv4 [default: [::]:10256; outside:
     /// 127.0.0.1:10256]
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(with = "as_text")]
-    pub healthz_bind_address: Option<OrOff<SocketAddr>>,
+    pub healthz_bind_address: Option<OrOff<ListenAddress>>,
     /// Listen address of the DNS server for the clusters' names, or off [default: off]
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(with = "as_text")]
-    pub dns_address: Option<OrOff<SocketAddr>>,
+    pub dns_address: Option<OrOff<ListenAddress>>,
     /// DNS domain of the clusters [default: cluster.local]
     #[arg(long, value_name = "DOMAIN")]
     pub dns_domain: Option<String>,

@@ -103,7 +103,7 @@ fn test_resolver(fixture: &AgentFixture) -> TestResolver {
 #[derive(Default)]
 struct Decisions {
     made: AtomicU64,
-    unanswered: AtomicU64,
+    unresolved: AtomicU64,
     wrong: AtomicU64,
 }
 
@@ -118,7 +118,7 @@ fn resolve_repeatedly(resolver: &TestResolver, targets: &[TestService], sum: &De
         let ResolveCounts { resolved, refused, untouched, wrong, .. } =
             resolver.resolve_many(&dial, 10_000, target_port(&target.name), 0).unwrap();
         sum.made.fetch_add(resolved + refused + untouched, Ordering::Relaxed);
-        sum.unanswered.fetch_add(refused + untouched, Ordering::Relaxed);
+        sum.unresolved.fetch_add(refused + untouched, Ordering::Relaxed);
         sum.wrong.fetch_add(wrong, Ordering::Relaxed);
         std::thread::sleep(start.elapsed());
     }
@@ -202,9 +202,9 @@ fn no_dial_fails_or_reaches_another_service_while_everything_changes() {
     }
     println!("{changes} objects changed, {} rounds with {} writes to the kernel, {kills} kills", agents.0, agents.1);
     println!(
-        "resolver, steady services: {} decisions, {} unanswered, {} wrong",
+        "resolver, steady services: {} decisions, {} unresolved, {} wrong",
         read(&steady.made),
-        read(&steady.unanswered),
+        read(&steady.unresolved),
         read(&steady.wrong)
     );
     println!(
@@ -215,7 +215,7 @@ fn no_dial_fails_or_reaches_another_service_while_everything_changes() {
     println!("sockets, short-lived services: {} dials, {} wrong", short_lived_loads.dials, short_lived_loads.wrong);
     steady_load.assert_clean("sockets, steady services", 100_000);
     assert_eq!(
-        [read(&steady.unanswered), read(&steady.wrong), read(&short_lived.wrong), short_lived_loads.wrong],
+        [read(&steady.unresolved), read(&steady.wrong), read(&short_lived.wrong), short_lived_loads.wrong],
         [0; 4]
     );
     assert!(changes >= 1000 && agents.1 >= 1000, "too few changes to be meaningful");

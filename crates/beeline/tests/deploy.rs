@@ -104,7 +104,7 @@ fn the_dashboard_has_all_rows_and_no_empty_panel() {
     let dashboard: serde_json::Value = serde_json::from_str(&read("deploy/chart/dashboard.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let rows: Vec<&str> = panels.iter().filter(|p| p["type"] == "row").filter_map(|p| p["title"].as_str()).collect();
-    assert_eq!(rows, ["At a glance", "Dials", "Failures", "Backends", "Programming latency"]);
+    assert_eq!(rows, ["Overview", "Dials", "Failures", "Backends", "Programming latency"]);
     for panel in panels.iter().filter(|p| p["type"] != "row") {
         assert!(panel["targets"].as_array().is_some_and(|t| !t.is_empty()), "{} has no query", panel["title"]);
     }

@@ -459,7 +459,7 @@ fn dns_route_writes_the_resolved_configuration() {
     let (conf, dir) = (folder.path().join("d/beeline.conf"), folder.path().join("d"));
     let route = |args: &[&str]| {
         let mut command = Command::new(BEELINE);
-        command.args(["dns", "route", "--socket", &socket, "--folder"]).arg(&dir).args(args);
+        command.args(["dns", "route", "--socket", &socket, "--resolved-dir"]).arg(&dir).args(args);
         let output = command.output().unwrap();
         (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     };

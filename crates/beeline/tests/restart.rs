@@ -105,7 +105,8 @@ fn a_file_that_becomes_invalid_while_the_agent_is_down_removes_nothing() {
     let _alone = fixture::run_alone();
     let mut test = RestartTest::start(&[]);
     let (invalid, removed) = (TestService::new("invalid", 2), TestService::new("removed", 3));
-    let (old, removed_pods) = (test.fixture.start_backends("invalid", 20, 2), test.fixture.start_backends("removed", 30, 2));
+    let (old, removed_pods) =
+        (test.fixture.start_backends("invalid", 20, 2), test.fixture.start_backends("removed", 30, 2));
     test.fixture.write_file("invalid.yaml", invalid.manifest(&old));
     test.fixture.write_file("removed.yaml", removed.manifest(&removed_pods));
     let answers = |test: &RestartTest, target: &TestService| {

@@ -53,6 +53,8 @@ fn plain_text(text: &str) -> String {
             Some((keyword @ ("HELP" | "TYPE"), rest)) => {
                 let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
                 let suffix = if counters.contains(name) { "_total" } else { "" };
+                // Prometheus reserves the suffix for counters; a gauge of kube-proxy has it nevertheless.
+                let rest = if rest == "gauge" && name.ends_with("_total") { "untyped" } else { rest };
                 plain.push_str(&format!("# {keyword} {name}{suffix} {rest}\n"));
             }
             _ => {

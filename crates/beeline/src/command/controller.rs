@@ -2,7 +2,9 @@
 
 use super::serve::serve;
 use super::usage;
-use crate::options::{CONTROLLER_NAMESPACE, HumanDuration, LogFormat, OrOff, REPORT_NAMESPACE, virtual_address_cidrs};
+use crate::options::{
+    CONTROLLER_NAMESPACE, HumanDuration, ListenAddress, LogFormat, OrOff, REPORT_NAMESPACE, virtual_address_cidrs,
+};
 use anyhow::{Context, bail, ensure};
 use beeline_cluster::Access;
 use beeline_controller::{ControllerSettings, Overlap};
@@ -72,7 +74,7 @@ pub struct ControllerOptions {
     lease_duration: HumanDuration,
     /// Listen address of /livez, /readyz and /metrics, or off
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:10358")]
-    healthz_bind_address: OrOff<SocketAddr>,
+    healthz_bind_address: OrOff<ListenAddress>,
     /// Time, such as 5s, for which the webhook keeps answering after SIGTERM
     #[arg(long, value_name = "DURATION", default_value = "5s")]
     shutdown_delay: HumanDuration,
@@ -114,7 +116,7 @@ impl ControllerOptions {
             certificate_lifetime: self.certificate_lifetime.0,
             lease: self.lease_name.clone(),
             lease_duration: self.lease_duration.0,
-            health_address: self.healthz_bind_address.enabled(),
+            health_address: self.healthz_bind_address.enabled().map(|address| address.0),
             drain: self.shutdown_delay.0,
         })
     }

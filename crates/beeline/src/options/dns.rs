@@ -1,6 +1,6 @@
 //! The options of the DNS server: its addresses, its clients, and what happens to names outside the clusters.
 
-use super::{ClusterOptions, Options, OrOff};
+use super::{ClusterOptions, ListenAddress, Options, OrOff};
 use anyhow::{Context, anyhow, bail, ensure};
 use beeline_agent::{DnsSettings, DnsView};
 use beeline_dns::Zone;
@@ -14,7 +14,7 @@ const DEFAULT_DOMAIN: &str = "cluster.local";
 impl Options {
     /// `None` if the agent serves no DNS.
     pub(super) fn dns(&self) -> anyhow::Result<Option<DnsSettings>> {
-        let Some(address) = self.dns_address.and_then(OrOff::enabled) else { return self.without_dns() };
+        let Some(ListenAddress(address)) = self.dns_address.and_then(OrOff::enabled) else { return self.without_dns() };
         let clients = self.dns_clients()?;
         check_listen_address("--dns-address", address, &clients)?;
         let forward: Vec<SocketAddr> =

@@ -1,6 +1,6 @@
 //! The settings of the agent, from options that have been merged: rules of resolution, table sizes, listen addresses.
 
-use super::{HumanDuration, Options, OrOff};
+use super::{HumanDuration, ListenAddress, Options, OrOff};
 use anyhow::{Context, anyhow, bail};
 use beeline_agent::{AgentSettings, KernelSettings, ListenerSettings};
 use beeline_datapath::cgroup;
@@ -113,7 +113,8 @@ impl Options {
     /// `--beside-kube-proxy` changes only the defaults: an address that is given is used.
     fn metrics_address(&self) -> Option<SocketAddr> {
         let port = if self.beside_kube_proxy { 10349 } else { 10249 };
-        self.metrics_bind_address.unwrap_or(OrOff::On(SocketAddr::from(([127, 0, 0, 1], port)))).enabled()
+        let default = ListenAddress(SocketAddr::from(([127, 0, 0, 1], port)));
+        self.metrics_bind_address.unwrap_or(OrOff::On(default)).enabled().map(|address| address.0)
     }
 
     /// On a host outside no load balancer asks for the health of a node, so the default is a loopback address there.
@@ -123,7 +124,7 @@ impl Options {
             (_, true) => SocketAddr::from(([0u16; 8], 10356)),
             (_, false) => SocketAddr::from(([0u16; 8], 10256)),
         };
-        self.healthz_bind_address.unwrap_or(OrOff::On(default)).enabled()
+        self.healthz_bind_address.unwrap_or(OrOff::On(ListenAddress(default))).enabled().map(|address| address.0)
     }
 
     fn report_interval(&self) -> Option<Duration> {

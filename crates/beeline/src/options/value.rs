@@ -9,6 +9,7 @@ use beeline_model::rules::{EmptyLocal, HostRole, LocalPolicy};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -127,8 +128,26 @@ impl FromStr for HumanDuration {
 impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis() as u64;
-        let (unit, factor) = UNITS.iter().find(|(_, factor)| millis % factor == 0).unwrap_or(&UNITS[3]);
+        let (unit, factor) = UNITS.iter().find(|(_, factor)| millis.is_multiple_of(*factor)).unwrap_or(&UNITS[3]);
         write!(f, "{}{unit}", millis / factor)
+    }
+}
+
+/// The address and port of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenAddress(pub SocketAddr);
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ListenAddress, String> {
+        text.parse().map(ListenAddress).map_err(|_| "expected ADDRESS:PORT, such as 127.0.0.1:10249".into())
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -281,6 +300,8 @@ mod tests {
             assert!(bad.parse::<AgentDownAction>().is_err(), "{bad}");
         }
         assert_eq!("off".parse(), Ok(OrOff::<HumanDuration>::Off));
+        let error = "127.0.0.55".parse::<OrOff<ListenAddress>>().unwrap_err();
+        assert_eq!(error, "expected ADDRESS:PORT, such as 127.0.0.1:10249, or `off`");
         assert_eq!("forever".parse(), Ok(MaxAge::Forever));
     }
 }

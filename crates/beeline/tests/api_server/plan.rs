@@ -51,7 +51,7 @@ async fn errors_name_their_cause(cluster: &mut Cluster<'_>, kubeconfig: &str) {
     let (code, text) = failure(&plan(kubeconfig, &["--node-name", "node-1", "--context", "other"]));
     assert!(code == Some(1) && text.contains("other"), "{text}");
     let (code, text) = failure(&plan(kubeconfig, &["--node-name", "node-1", "--manifests", "/tmp"]));
-    assert!(code == Some(1) && text.contains("give one of them"), "{text}");
+    assert!(code == Some(2) && text.contains("give one of them"), "{text}");
     let unauthenticated = cluster.path("unauthenticated");
     std::fs::copy(kubeconfig, &unauthenticated).unwrap();
     let text = std::fs::read_to_string(&unauthenticated).unwrap().replace("tokenFile", "unknown");

@@ -207,8 +207,10 @@ async fn a_cluster_can_be_removed_and_added(cluster: &Cluster<'_>, host: &Host<'
 async fn another_cluster_under_a_known_name_is_refused(cluster: &Cluster<'_>, host: &Host<'_>) {
     let wrong = json!({ "name": "blue", "kubeconfig": host.green, "podAccess": "direct" });
     host.configure(&json!([wrong]));
-    wait_until("the other cluster is refused", || host.refused("otherCluster").is_some_and(|why| why.contains("clusters/blue/uid")))
-        .await;
+    wait_until("the other cluster is refused", || {
+        host.refused("otherCluster").is_some_and(|why| why.contains("clusters/blue/uid"))
+    })
+    .await;
     assert!(host.cluster_status("blue")["error"].is_string());
     assert_eq!(dial(cluster, WEB), "pod-a", "the last known state of blue stays in effect");
     host.configure(&json!([host.blue(), host.green()]));

@@ -77,7 +77,10 @@ async fn missing_rights_of_cloudcore_are_reported(cloud: &Cloud<'_>, edge: &mut 
     })
     .await;
     let why = edge.error();
-    assert!(why.contains("http://127.0.0.1:10550 /api/v1/endpoints: the cloud is reachable but returns nothing"), "{why}");
+    assert!(
+        why.contains("http://127.0.0.1:10550 /api/v1/endpoints: the cloud is reachable but returns nothing"),
+        "{why}"
+    );
     assert_ne!(edge.status()["synced"], json!(true));
     let empty = edge.get("/api/v1/endpoints").unwrap();
     assert_eq!((&empty["items"], &empty["metadata"]), (&json!([]), &Value::Null), "200 with an empty list");

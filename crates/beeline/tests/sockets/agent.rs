@@ -46,7 +46,7 @@ fn detached_hooks_are_attached_again() {
     }
     let untouched = client.dial(&dial);
     assert!(untouched.as_ref().map_or(true, |answer| answer.name() != "pod-a"), "{untouched:?}");
-    fixture.running().wait_for("attached again", TIMEOUT).unwrap();
+    fixture.running().wait_for("re-attached", TIMEOUT).unwrap();
     assert_resolved(&client, &dial, &["pod-a"]);
     web().iter().for_each(|to| drop(assert_resolved(&client, &DialRequest::new(DialKind::Tcp, *to), &["pod-a"])));
 }

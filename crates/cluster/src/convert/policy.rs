@@ -181,7 +181,7 @@ impl Converter {
         if endpoint.addresses.len() * endpoint.to_ports.len() > MAX_TARGETS {
             return invalid(
                 RefusalReason::BadBackend,
-                format!("{at}: addresses times toPorts may be {MAX_TARGETS} at most"),
+                format!("{at}: addresses times toPorts may be at most {MAX_TARGETS}"),
             );
         }
         let mut addresses: Vec<Address> = Vec::with_capacity(endpoint.addresses.len());

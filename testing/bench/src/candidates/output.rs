@@ -37,7 +37,7 @@ fn dials(report: &mut BenchReport, figures: &[record::RecordFigures], index: usi
     let direct = &figures[DIRECT];
     for (variant, own) in VARIANTS.iter().zip(figures) {
         let mut cells = Vec::new();
-        for (own, direct) in [(&own.connect, &direct.connect), (&own.whole, &direct.whole)] {
+        for (own, direct) in [(&own.connect, &direct.connect), (&own.total, &direct.total)] {
             let (p50, reference) = (own[index].p50(), direct[index].p50());
             cells.extend([format!("{p50:.0}"), format!("{:.0}", own[index].p99())]);
             cells.extend([over(p50, reference), ratio(p50, reference)]);
@@ -50,8 +50,8 @@ fn dials(report: &mut BenchReport, figures: &[record::RecordFigures], index: usi
         };
         row("connect p50", own.connect[index].p50());
         row("connect p99", own.connect[index].p99());
-        row("whole p50", own.whole[index].p50());
-        row("whole p99", own.whole[index].p99());
+        row("whole p50", own.total[index].p50());
+        row("whole p99", own.total[index].p99());
         row("sustained", block);
     }
     print!("{table}");
@@ -116,7 +116,7 @@ pub fn plot(file: &Path, records: &[record::RecordFigures], resolves: &[Vec<tabl
     let mut added = Vec::new();
     for (index, protocol) in SocketProtocol::ALL.into_iter().enumerate() {
         let connect = |figures: &record::RecordFigures| figures.connect[index].p50();
-        let whole = |figures: &record::RecordFigures| figures.whole[index].p50();
+        let whole = |figures: &record::RecordFigures| figures.total[index].p50();
         added.push(over_none(format!("{} connect()", protocol.name()), &records[NONE..], connect));
         added.push(over_none(format!("{} socket() to close()", protocol.name()), &records[NONE..], whole));
     }

@@ -38,7 +38,7 @@ pub const LIVE: u32 = 20_000;
 #[derive(Default, Clone)]
 pub struct RecordFigures {
     pub connect: [Samples; 2],
-    pub whole: [Samples; 2],
+    pub total: [Samples; 2],
     pub block: [Samples; 2],
     pub receive: Samples,
     /// Memory of the record's maps in bytes.
@@ -131,7 +131,7 @@ impl Scheduler<'_> {
             let times = self.turn(worker, WorkRequest::Dial(protocol))?;
             if turn >= warm_up {
                 self.figures[worker].connect[index].push(times.call);
-                self.figures[worker].whole[index].push(times.whole);
+                self.figures[worker].total[index].push(times.total);
             }
         }
         Ok(())

@@ -82,7 +82,7 @@ pub struct CallTimes {
     /// Duration of connect() or recvfrom(); for a block the mean per dial.
     pub call: u64,
     /// Duration of socket(), connect() and close().
-    pub whole: u64,
+    pub total: u64,
 }
 
 pub struct Worker {
@@ -158,7 +158,7 @@ impl Client {
         };
         let ((), closed) = timed(|| drop(socket));
         drop(accepted);
-        Ok(CallTimes { call, whole: opened + call + closed })
+        Ok(CallTimes { call, total: opened + call + closed })
     }
 
     fn block(&self, protocol: SocketProtocol, dials: u32) -> Result<CallTimes> {
@@ -167,7 +167,7 @@ impl Client {
             self.dial(protocol)?;
         }
         let each = start.elapsed().as_nanos() as u64 / u64::from(dials);
-        Ok(CallTimes { call: each, whole: each })
+        Ok(CallTimes { call: each, total: each })
     }
 
     fn receive(&mut self) -> Result<CallTimes> {
@@ -183,7 +183,7 @@ impl Client {
         // A candidate that lost its record must not count as fast.
         ensure!(from == Some(self.dialled), "dialled {}, answered by {from:?}", self.dialled);
         self.listening = Some(socket);
-        Ok(CallTimes { call, whole: call })
+        Ok(CallTimes { call, total: call })
     }
 
     fn listen(&self) -> Result<OwnedFd> {
