@@ -38,9 +38,7 @@ impl TwoClusters {
         fixture.write_file("unknown.yaml", pod("unknown", UIDS[1], "yellow"));
         green_dir.write("green.yaml", green.manifest(&at_green)).unwrap();
         let config = fixture.manifests().path().with_file_name("beeline.yaml");
-        let cluster = |name: &str, dir: &ManifestDir| {
-            json!({ "name": name, "manifests": dir.path(), "view": name, "serviceCIDRs": ["10.96.0.0/16"] })
-        };
+        let cluster = |name: &str, dir: &ManifestDir| json!({ "name": name, "manifests": dir.path(), "view": name, "serviceCIDRs": ["10.96.0.0/16"] });
         let clusters = json!([cluster("home", fixture.manifests()), cluster("green", &green_dir)]);
         let state = fixture.manifests().path().with_file_name("state");
         std::fs::write(&config, json!({ "node-name": "node-1", "clusters": clusters, "state-dir": state }).to_string())
