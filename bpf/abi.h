@@ -23,10 +23,10 @@ struct address {
  */
 #ifdef BEELINE_OTHER_LAYOUT
 /* A second layout for the upgrade tests: the same meaning, other sizes. */
-enum layout { LAYOUT = 1003 };
+enum layout { LAYOUT = 1004 };
 #define OTHER_LAYOUT_PAD __u64 other_layout;
 #else
-enum layout { LAYOUT = 3 };
+enum layout { LAYOUT = 4 };
 #define OTHER_LAYOUT_PAD
 #endif
 
@@ -94,10 +94,15 @@ struct frontend_key {
 /*
  * Read as ONE u64. `mark` holds the kind (low 3 bits) and a tag computed from the key. The kernel
  * recycles hash elements at once, so the tag tells whether the row still belongs to the key.
+ *
+ * `mark` comes first. The kernel copies a value into a recycled element with memcpy(), which may
+ * copy byte by byte from the start. A lookup that still holds the element then sees the new tag
+ * before any byte of the new set, and never the new set with its own tag. `struct node` and
+ * `struct cgroup_rule` have the tag first for the same reason.
  */
 struct frontend {
-    __u32 set;
     __u32 mark;
+    __u32 set;
 };
 
 enum mark { MARK_KIND = 7 };
@@ -175,9 +180,9 @@ enum node_flag {
 };
 
 struct node {
+    __u32 tag;
     __u16 cluster;
     __u16 flags;
-    __u32 tag;
 };
 
 /* ---- source: clients that may dial a load-balancer address (loadBalancerSourceRanges) ---- */
@@ -232,6 +237,18 @@ struct member_key {
 };
 
 enum { MEMBER_LEVELS = 4 };
+
+/*
+ * ---- pod: the addresses of the pods of this node, by the pod's cgroup ----
+ * The source address of a dial is not known before the kernel has chosen a route, but a restricted
+ * load-balancer address needs it. The reader copies the addresses first and reads the tag last: the
+ * kernel writes the tag of a recycled element first.
+ */
+struct pod {
+    __u32 tag;
+    __be32 v4; /* 0 means none */
+    struct address v6; /* all zero means none */
+};
 
 /*
  * ---- name: id -> text, so that a restart and `beeline status` need no API server ----
@@ -358,10 +375,13 @@ struct control {
     struct address host6;
 };
 
-enum cgroup_flag { CGROUP_UNTOUCHED = 1 };
+/* ---- cgroup: a rule for the processes below a cgroup; read as ONE u64 ---- */
+
+/* In place of a view: the dials of these processes are not resolved. */
+enum cgroup_view { CGROUP_UNTOUCHED = 0xffffffff };
 
 struct cgroup_rule {
-    __u32 flags;
+    __u32 tag;
     __u32 view;
 };
 
@@ -474,6 +494,21 @@ struct test_loop {
     __u32 pause; /* ns that one dial in 256 waits after its lookup, as if it were interrupted */
 };
 
+/*
+ * Looks up the rules of random cgroups while the rules change. In these tests the view of a rule is
+ * the low half of the cgroup's id, so that another cgroup's rule is noticed.
+ */
+struct test_rules {
+    __u64 first; /* the ids are first .. first + count - 1 */
+    __u32 count;
+    __u32 rounds;
+    __u32 plain; /* 1: one lookup without a check of the tag, which must find wrong rules */
+    __u32 pad;
+    __u64 found;
+    __u64 missed;
+    __u64 wrong; /* the rule of another cgroup */
+};
+
 /* A connected UDP socket with a record, as the socket iterators report it. */
 struct socket_entry {
     struct peer peer;
@@ -500,6 +535,7 @@ _Static_assert(sizeof(struct source_key) == 28, "source_key");
 _Static_assert(sizeof(struct bucket) == 8, "bucket is read as one word");
 _Static_assert(sizeof(struct level) == 24, "level");
 _Static_assert(sizeof(struct member_key) == 16, "member_key");
+_Static_assert(sizeof(struct pod) == 24, "pod");
 _Static_assert(sizeof(struct name) == 256, "name");
 _Static_assert(sizeof(struct affinity_key) == 16, "affinity_key");
 _Static_assert(sizeof(struct affinity) == 40, "affinity");
@@ -508,7 +544,7 @@ _Static_assert(sizeof(struct tcp_record) == 48, "tcp_record");
 _Static_assert(sizeof(struct udp_record) == 408, "udp_record");
 _Static_assert(sizeof(struct overflow_key) == 32, "overflow_key");
 _Static_assert(sizeof(struct counters) == 64, "counters");
-_Static_assert(sizeof(struct cgroup_rule) == 8, "cgroup_rule");
+_Static_assert(sizeof(struct cgroup_rule) == 8, "cgroup_rule is read as one word");
 _Static_assert(sizeof(struct control) == 72, "control");
 _Static_assert(sizeof(struct event) == 104, "event");
 _Static_assert(sizeof(struct dial) == 104, "dial");

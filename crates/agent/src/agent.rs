@@ -25,6 +25,7 @@ use anyhow::Context;
 use beeline_cluster::ChangeBatch;
 use beeline_datapath::control::{CgroupRule, Control};
 use beeline_datapath::counter::CounterMaps;
+use beeline_datapath::pod_address::PodAddressMap;
 use beeline_datapath::program::shards;
 use beeline_datapath::reap::Reaper;
 use beeline_dns::NameStore;
@@ -68,6 +69,7 @@ pub struct Agent {
     pub control: Control,
     pub counters: CounterMaps,
     pub pod_cgroups: PodCgroups,
+    pod_addresses: PodAddressMap,
     cgroup_rules: CgroupRules,
     pub reach: ReachClient,
     pub udp_reaper: UdpReaper,
@@ -101,6 +103,7 @@ impl Agent {
             gate: StartupGate::new(Instant::now()),
             control,
             counters: program.counters()?,
+            pod_addresses: program.pod_addresses()?,
             pod_cgroups: PodCgroups::new(&settings.kernel.cgroup, settings.rules.node_name.clone()),
             cgroup_rules: CgroupRules::new(&settings.kernel.cgroup, untouched, configured),
             reach: ReachClient::new(),
@@ -306,6 +309,7 @@ impl Agent {
         if self.sources.is_synced() {
             self.update_pod_cgroups();
         }
+        self.update_pod_addresses(now);
         self.reconciler.tick(now)?;
         if self.is_gated(now)? || !self.sources.is_synced() {
             return Ok(());

@@ -41,9 +41,9 @@ impl LoadConstants {
 }
 
 /// Tables that the agent writes. They are rebuilt when their layout or size changes.
-pub const TABLES: [&str; 15] = [
-    "filter", "frontend", "set", "slot", "backend", "node", "source", "bucket", "level", "member", "names", "counters",
-    "picks", "cgroup", "control",
+pub const TABLES: [&str; 16] = [
+    "filter", "frontend", "set", "slot", "backend", "node", "source", "bucket", "level", "member", "pod", "names",
+    "counters", "picks", "cgroup", "control",
 ];
 /// Maps that the kernel writes. They survive a rebuild of the tables.
 pub const RECORDS: [&str; 6] = ["affinity", "stats", "tcp_record", "udp_record", "overflow", "events"];

@@ -12,6 +12,7 @@ use crate::event::EventReader;
 use crate::kernel::KernelMaps;
 use crate::object::{self, LoadConstants, MapSet, RECORDS, TABLES};
 use crate::pin::{PinDir, TableMeta};
+use crate::pod_address::PodAddressMap;
 use crate::test_resolver::TestResolver;
 use crate::{Context, Error, Result, cgroup, netns, wire};
 use beeline_model::op::{Maps, Op};
@@ -146,6 +147,7 @@ impl Program {
         copy_tables(&rows, &mut KernelMaps::new(&program.maps)?)?;
         CounterMaps::new(&program.maps)?.copy_from(&CounterMaps::new(&tables)?, &rows)?;
         Control::new(&program.maps)?.copy_from(&Control::new(&tables)?)?;
+        PodAddressMap::new(&program.maps)?.copy_from(&PodAddressMap::new(&tables)?)?;
         BucketLevels::new(&program.maps)?.copy_from(&BucketLevels::new(&tables)?, &rows)?;
         program.attach_hooks()?;
         Ok(program)
@@ -248,6 +250,10 @@ impl Program {
 
     pub fn control(&self) -> Result<Control> {
         Control::new(&self.maps)
+    }
+
+    pub fn pod_addresses(&self) -> Result<PodAddressMap> {
+        PodAddressMap::new(&self.maps)
     }
 
     pub fn counters(&self) -> Result<CounterMaps> {

@@ -206,8 +206,9 @@ fn hash(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
+/// 0 is the default view, and the largest number marks excluded cgroups in the kernel.
 fn view_number(name: &str) -> u32 {
-    hash(name).max(1)
+    hash(name).clamp(1, u32::MAX - 1)
 }
 
 /// 0 is the cluster that this host is a node of, and the cluster without a name. If two names hash to one number, the
