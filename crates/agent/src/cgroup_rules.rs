@@ -17,7 +17,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub struct CgroupRules {
     /// Cgroups whose processes are not redirected, by option.
-    untouched: Vec<PathBuf>,
+    excluded: Vec<PathBuf>,
     /// Cgroups of the configuration, with their view.
     configured: Vec<(PathBuf, Name)>,
     view_cgroups: ViewCgroups,
@@ -38,9 +38,9 @@ pub struct RuleContext<'a> {
 }
 
 impl CgroupRules {
-    pub fn new(root: &Path, untouched: Vec<PathBuf>, configured: Vec<(PathBuf, Name)>) -> CgroupRules {
+    pub fn new(root: &Path, excluded: Vec<PathBuf>, configured: Vec<(PathBuf, Name)>) -> CgroupRules {
         CgroupRules {
-            untouched,
+            excluded,
             configured,
             view_cgroups: ViewCgroups::adopt(root),
             applied: None,
@@ -88,14 +88,14 @@ impl CgroupRules {
 
     fn wanted(&self, context: &RuleContext<'_>) -> impl Iterator<Item = (PathBuf, CgroupRule)> {
         let rule = |view: &Name| view_rule(context.planner, view);
-        let untouched = self.untouched.iter().map(|path| (path.clone(), CgroupRule::UNTOUCHED));
+        let excluded = self.excluded.iter().map(|path| (path.clone(), CgroupRule::EXCLUDED));
         let configured = self.configured.iter().map(move |(path, view)| (path.clone(), rule(view)));
         let created = self.view_cgroups.iter().map(move |(path, view)| (path.to_owned(), rule(view)));
         let pods = context.pod_rules.iter().map(move |(path, rules)| {
             let of_view = rules.view.as_ref().map_or(CgroupRule::default(), rule);
-            (path.clone(), CgroupRule { untouched: of_view.untouched || rules.untouched, ..of_view })
+            (path.clone(), CgroupRule { excluded: of_view.excluded || rules.excluded, ..of_view })
         });
-        untouched.chain(configured).chain(created).chain(pods)
+        excluded.chain(configured).chain(created).chain(pods)
     }
 
     /// Creates a cgroup whose processes see this view, for a command to enter.
@@ -141,5 +141,5 @@ impl CgroupRules {
 /// Processes that ask for a view that does not exist are not redirected: in the default view they could reach another
 /// cluster's service.
 fn view_rule(planner: &Planner, view: &Name) -> CgroupRule {
-    planner.view(view).map_or(CgroupRule::UNTOUCHED, |view| CgroupRule { untouched: false, view })
+    planner.view(view).map_or(CgroupRule::EXCLUDED, |view| CgroupRule { excluded: false, view })
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// What the kernel does while no agent runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OrphanMode {
+pub enum AgentDownAction {
     /// The kernel keeps serving from the last tables.
     Keep,
     /// After this long without an agent the kernel stops redirecting dials.
@@ -141,9 +141,9 @@ pub struct KernelSettings {
     pub pin_dir: PathBuf,
     pub sizes: Sizes,
     pub event_level: EventLevel,
-    pub orphan: OrphanMode,
+    pub agent_down_action: AgentDownAction,
     /// Processes in or below these cgroups are not redirected.
-    pub untouched_cgroups: Vec<PathBuf>,
+    pub excluded_cgroups: Vec<PathBuf>,
     pub self_test: bool,
     /// Only for the test that proves that the grace period is needed.
     pub skip_grace: bool,

@@ -16,7 +16,7 @@ use crate::test_resolver::TestResolver;
 use crate::{Context, Error, Result, cgroup, netns, wire};
 use beeline_model::op::{Maps, Op};
 use beeline_model::row::{Rows, Sizes};
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::NoLocalEndpointAction;
 use libbpf_rs::libbpf_sys;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
 use std::fs::File;
@@ -38,7 +38,7 @@ pub struct Config {
     pub pin_dir: PathBuf,
     pub cgroup: PathBuf,
     pub sizes: Sizes,
-    pub empty_local: EmptyLocal,
+    pub no_local_endpoint_action: NoLocalEndpointAction,
 }
 
 /// How this start uses the pinned tables.
@@ -104,7 +104,7 @@ impl Program {
         Ok(LoadConstants {
             shards: shards(),
             epoch: meta.epoch,
-            empty_local_drops: config.empty_local == EmptyLocal::Drop,
+            no_local_endpoint_drops: config.no_local_endpoint_action == NoLocalEndpointAction::Drop,
             host_netns: netns::own_cookie()?,
         })
     }

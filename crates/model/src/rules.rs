@@ -20,7 +20,7 @@ pub enum LocalPolicy {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum EmptyLocal {
+pub enum NoLocalEndpointAction {
     #[default]
     Refuse,
     /// The dial is left unchanged, so the packet is lost, as with kube-proxy.
@@ -64,7 +64,7 @@ pub struct Rules {
     pub clusters: Vec<ClusterRules>,
     pub node_name: Name,
     pub local_policy: LocalPolicy,
-    pub empty_local: EmptyLocal,
+    pub no_local_endpoint_action: NoLocalEndpointAction,
     pub external_ips: ExternalIps,
     pub node_port_addresses: Vec<NodePortAddress>,
     /// The addresses of this host's interfaces, without loopback. The first of a family is the primary address if there
@@ -81,7 +81,7 @@ impl Rules {
             clusters: Vec::new(),
             node_name: name.into(),
             local_policy: LocalPolicy::default(),
-            empty_local: EmptyLocal::default(),
+            no_local_endpoint_action: NoLocalEndpointAction::default(),
             external_ips: ExternalIps::default(),
             node_port_addresses: vec![NodePortAddress::Primary],
             own_addresses: Vec::new(),

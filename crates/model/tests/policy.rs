@@ -13,7 +13,7 @@ use beeline_model::planner::{Delta, Planner};
 use beeline_model::policy::{self, *};
 use beeline_model::resolve::{Dial, resolve};
 use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, ExternalIps, HostRole, Rules};
+use beeline_model::rules::{ExternalIps, HostRole, NoLocalEndpointAction, Rules};
 use beeline_model::selector::{LabelOperator, Labels, Requirement, Selector};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Protocol, ServiceName};
@@ -77,7 +77,7 @@ fn pod(name: &str, at: &str) -> Pod {
         node: Some("n1".into()),
         addresses: [address(at)].into(),
         containers: [].into(),
-        untouched: false,
+        excluded: false,
         view: None,
         labels: labels("cache"),
         ready: true,
@@ -198,7 +198,7 @@ impl Scene {
     fn dial(&self, to: &str) -> String {
         let at: std::net::SocketAddr = to.parse().unwrap();
         let dial = Dial::to(Address::from(at.ip()), at.port(), Protocol::Udp);
-        let verdict = resolve(&self.memory.rows, &dial, EmptyLocal::Refuse);
+        let verdict = resolve(&self.memory.rows, &dial, NoLocalEndpointAction::Refuse);
         let backend = |id: &u32| {
             let row = self.memory.rows.backends[*id];
             std::net::SocketAddr::new(row.address.ip(), row.port).to_string()

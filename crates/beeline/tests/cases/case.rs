@@ -10,7 +10,7 @@ struct Node {
     #[serde(default)]
     local_policy: Option<String>,
     #[serde(default)]
-    empty_local: Option<String>,
+    no_local_endpoint_action: Option<String>,
     #[serde(default)]
     node_port_addresses: Option<Vec<String>>,
     #[serde(default, rename = "externalIPs")]
@@ -194,8 +194,8 @@ fn rules(node: &Node) -> Rules {
     if node.local_policy.as_deref() == Some("strict") {
         rules.local_policy = LocalPolicy::Strict;
     }
-    if node.empty_local.as_deref() == Some("drop") {
-        rules.empty_local = EmptyLocal::Drop;
+    if node.no_local_endpoint_action.as_deref() == Some("drop") {
+        rules.no_local_endpoint_action = NoLocalEndpointAction::Drop;
     }
     let word = |w: &String| match w.as_str() {
         "primary" => NodePortAddress::Primary,

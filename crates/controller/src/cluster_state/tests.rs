@@ -61,7 +61,7 @@ fn pod(name: &str, ip: &str) -> Change {
         node: Some("n".into()),
         addresses: [address(ip)].into(),
         containers: [].into(),
-        untouched: false,
+        excluded: false,
         view: None,
         labels: Labels::new(),
         ready: true,

@@ -300,7 +300,8 @@ fn random_rules(rng: &mut Rng) -> Rules {
     let mut rules = Rules::for_node(OWN_NODE);
     let range = |text: &str| NodePortAddress::Range(text.parse().expect("a range"));
     rules.local_policy = if rng.u8(..4) == 0 { LocalPolicy::Strict } else { LocalPolicy::Kubernetes };
-    rules.empty_local = if rng.u8(..4) == 0 { EmptyLocal::Drop } else { EmptyLocal::Refuse };
+    rules.no_local_endpoint_action =
+        if rng.u8(..4) == 0 { NoLocalEndpointAction::Drop } else { NoLocalEndpointAction::Refuse };
     rules.external_ips = match rng.u8(..8) {
         0 => ExternalIps::Off,
         1 => ExternalIps::Within(vec!["198.51.100.0/24".parse().expect("a range")]),

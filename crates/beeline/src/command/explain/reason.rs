@@ -103,7 +103,7 @@ mod tests {
     use beeline_model::Protocol;
     use beeline_model::resolve::resolve;
     use beeline_model::row::Rows;
-    use beeline_model::rules::EmptyLocal;
+    use beeline_model::rules::NoLocalEndpointAction;
 
     fn dial(address: &str) -> Dial {
         Dial::to(Address::from(address.parse::<std::net::IpAddr>().unwrap()), 80, Protocol::Tcp)
@@ -112,7 +112,8 @@ mod tests {
     #[test]
     fn affinity_is_mentioned_only_where_there_is_some() {
         let dial = dial("10.96.0.10");
-        let verdict = Verdict { action: Action::Resolved, ..resolve(&Rows::default(), &dial, EmptyLocal::Refuse) };
+        let verdict =
+            Verdict { action: Action::Resolved, ..resolve(&Rows::default(), &dial, NoLocalEndpointAction::Refuse) };
         assert_eq!(because(&verdict, &dial, 0), "one of the backends below, at random");
         assert!(because(&verdict, &dial, 600).contains("keeps it for 600 s (session affinity)"));
     }
