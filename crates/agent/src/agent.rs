@@ -1,5 +1,5 @@
-//! The agent's state and what happens to it: changes, snapshots, configuration and time go in, the kernel is brought up to
-//! date. Synchronous; only the thread of the main loop calls it.
+//! The agent's state. It takes changes, snapshots, the configuration and the time, and brings the kernel up to date. It is
+//! synchronous; only the thread of the main loop calls it.
 
 mod cgroup;
 mod status;
@@ -42,10 +42,10 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 
-/// The self-test runs once the hooks are attached.
+/// The result of the self-test before it has run. It runs when the hooks are attached.
 pub const SELF_TEST_NOT_RUN: &str = "not run";
 
-/// After a change of the table layout one cluster waits this long for the others.
+/// The time that the first complete cluster waits for the others after a change of the table layout.
 const LAYOUT_CHANGE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Stores and counters that tasks of the agent share with the main loop.
@@ -74,7 +74,7 @@ pub struct Agent {
     reporter: RolloutReporter,
     dns: Option<DnsUpdater>,
     pub shared: SharedStores,
-    /// Set while the Node object of this host is missing.
+    /// The refusal that is reported while the Node object of this host is missing.
     node_refusal: Option<Refusal>,
     pub self_test: String,
 }

@@ -1,6 +1,6 @@
-//! The rules of cgroups in the kernel: which processes are not redirected, and which see a view. They come from options,
+//! The rules of cgroups in the kernel: which processes are excluded, and which see a view. They come from options,
 //! from the configuration, from annotations of pods and from `beeline run --view`. A cgroup may be recreated under its
-//! path (a service that restarts), so the rules are checked again and again.
+//! path (a service that restarts), so the rules are checked periodically.
 
 use crate::pod_cgroup::PodRules;
 use crate::view::{self, ViewCgroups};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub struct CgroupRules {
-    /// Cgroups whose processes are not redirected, by option.
+    /// Cgroups of `--exclude-cgroup`, whose processes are not served.
     excluded: Vec<PathBuf>,
     /// Cgroups of the configuration, with their view.
     configured: Vec<(PathBuf, Name)>,
@@ -124,13 +124,13 @@ impl CgroupRules {
     pub fn refusals(&self, pod_rules: &[(PathBuf, PodRules)], views: &BTreeSet<Name>) -> Vec<Refusal> {
         let unusable = self.configured.iter().filter_map(|(path, view)| {
             let error = view::rule_error(path)?;
-            let message = format!("the cgroup cannot see the view {view}, because it {error}; it is checked again");
+            let message = format!("the view {view} is not applied, because the cgroup {error}; it is checked again");
             Some(Refusal::new(RefusalSubject::Cgroup(path.clone()), RefusalReason::NoCgroup, message))
         });
         let requested = pod_rules.iter().filter_map(|(path, rules)| Some((path, rules.view.as_ref()?)));
         let unknown = requested.filter(|(_, view)| !views.contains(*view)).map(|(path, view)| {
             let message = format!(
-                "the pod asks for the view {view}, which no cluster of the configuration has; its dials are not redirected"
+                "the pod asks for the view {view}, which no cluster of the configuration has; its dials are not resolved"
             );
             Refusal::new(RefusalSubject::Cgroup(path.clone()), RefusalReason::UnknownView, message)
         });
@@ -138,7 +138,7 @@ impl CgroupRules {
     }
 }
 
-/// Processes that ask for a view that does not exist are not redirected: in the default view they could reach another
+/// Processes that ask for a view that does not exist are not served: in the default view they could reach another
 /// cluster's service.
 fn view_rule(planner: &Planner, view: &Name) -> CgroupRule {
     planner.view(view).map_or(CgroupRule::EXCLUDED, |view| CgroupRule { excluded: false, view })

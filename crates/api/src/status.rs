@@ -85,7 +85,7 @@ pub struct ClusterStatus {
     /// Bytes read from an edge cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// With `pods: auto`, how each group of pods is reached.
+    /// How each group of pods is reached. Only with `podAccess: auto`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reach: Vec<ReachStatus>,
 }

@@ -105,7 +105,7 @@ impl MapSet {
         Ok(())
     }
 
-    /// Removes a map from the set, and returns it, if it cannot be used as it is.
+    /// Removes a map that is unfit from the set, and returns it.
     pub fn remove_if(&mut self, name: &str, unfit: impl Fn(&MapHandle) -> bool) -> Option<MapHandle> {
         if self.0.get(name).is_some_and(unfit) { self.0.remove(name) } else { None }
     }

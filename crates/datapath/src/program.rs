@@ -358,7 +358,7 @@ fn count_files(path: &Path) -> usize {
     std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| count_files(&entry.path())).sum()
 }
 
-/// Redirects the messages of libbpf from stderr to the log.
+/// Writes the messages of libbpf to the log instead of stderr.
 pub fn redirect_libbpf_log() {
     fn print(level: libbpf_rs::PrintLevel, text: String) {
         match level {

@@ -60,8 +60,8 @@ impl Agent {
         false
     }
 
-    /// Removes the levels at which no member's cgroup is. Not before all clusters are complete: rows that are not in the
-    /// plan yet may belong to pods that are not known yet.
+    /// Removes the levels at which no member's cgroup is. Does nothing before all clusters are complete, because rows that
+    /// are not in the plan yet may belong to pods that are not known yet.
     pub(super) fn remove_unused_member_levels(&self) {
         if !self.sources.is_complete() {
             return;
