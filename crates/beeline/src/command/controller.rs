@@ -129,7 +129,8 @@ fn at_least(option: &str, given: HumanDuration, minimum: Duration) -> anyhow::Re
 
 fn default_identity() -> anyhow::Result<String> {
     let path = "/proc/sys/kernel/hostname";
-    let host = std::fs::read_to_string(path).with_context(|| format!("--identity is not set, and {path} failed"))?;
+    let host = std::fs::read_to_string(path)
+        .with_context(|| format!("--identity is not set, and its default cannot be read from {path}"))?;
     Ok(format!("{}-{}", host.trim(), std::process::id()))
 }
 

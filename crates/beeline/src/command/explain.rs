@@ -47,16 +47,16 @@ struct DialExplanation {
     set: Option<String>,
     affinity_seconds: u32,
     backends: Vec<String>,
-    /// The sets of the frontend, in the order in which they are asked.
+    /// The sets of the frontend, in the order in which they are tried.
     order: Vec<SetStep>,
-    /// Policies for this address or Service that have no part in this dial. Empty without an agent.
+    /// Policies for this address or Service that are not used for this dial. Empty without an agent.
     skipped_policies: Vec<SkippedPolicy>,
     /// `None` without an agent.
     endpoints: Option<ServiceExplanation>,
 }
 
 impl DialExplanation {
-    /// Of a dial that no table was read for.
+    /// The explanation of a dial that is left unchanged before any table is read.
     fn untouched(dialled: &str, from: Option<String>, because: String) -> DialExplanation {
         DialExplanation {
             dialled: dialled.to_owned(),
@@ -303,7 +303,7 @@ mod tests {
     use beeline_model::{Address, Protocol};
 
     #[test]
-    fn a_policy_without_a_part_says_why() {
+    fn a_policy_that_is_not_used_is_listed_with_its_reason() {
         let dial = Dial::to(Address::from("10.96.0.10".parse::<std::net::IpAddr>().unwrap()), 80, Protocol::Tcp);
         let why = |kind, set, ports: Option<&[&str]>, refused: Option<&str>| {
             let key = FrontendKey::new(dial.address, dial.port, dial.protocol);

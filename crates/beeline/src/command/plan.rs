@@ -93,7 +93,7 @@ fn compute(options: &Options) -> anyhow::Result<PlanResult> {
     let mut refusals = Vec::new();
     let clusters = options.cluster_list().map_err(usage)?.clusters;
     for cluster in &clusters {
-        let loaded = load(cluster).with_context(|| format!("cluster {}", cluster.rules.name))?;
+        let loaded = load(cluster).with_context(|| format!("cannot read cluster {}", cluster.rules.name))?;
         refusals.extend(loaded.refusals.clone());
         loaded.into_changes().into_iter().for_each(|change| snapshot.apply(change));
     }

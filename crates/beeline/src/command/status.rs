@@ -81,7 +81,7 @@ fn tables_status(query: &QueryArgs) -> anyhow::Result<TablesStatus> {
     })
 }
 
-/// Only one cluster, and it is the node's own: its name is not worth a line.
+/// Whether the only cluster is the node's own. Its name is not printed then.
 fn is_plain(status: &AgentStatus) -> bool {
     use beeline_model::name::LOCAL_CLUSTER;
     use beeline_model::rules::HostRole;

@@ -27,7 +27,7 @@ struct Node {
     /// The context after the step.
     #[serde(default)]
     step: Option<CaseContext>,
-    /// PodAccess (`namespace/name`) whose cgroup is not found.
+    /// Pods (`namespace/name`) whose cgroup is not found.
     #[serde(default)]
     without_cgroup: Vec<String>,
     /// `ADDRESS:PORT/PROTOCOL [host] [from ADDRESS] [in NAMESPACE/POD] [view NAME] [after N]`, where N is the number of

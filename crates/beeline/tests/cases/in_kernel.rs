@@ -29,7 +29,7 @@ fn check_in_kernel(case: &Case, rows: &Rows, resolver: &TestResolver, clock: &mu
         let expected = decide(rows, dial, *before, case.rules.no_local_endpoint_action);
         let mut chosen = BTreeSet::new();
         for i in 0..64u32 {
-            // So much later than the dial before that every bucket is full again.
+            // So much later than the previous dial that every bucket is full again.
             *clock += 1_000_000_000_000;
             let resolve = || {
                 resolver.resolve(dial, i.wrapping_mul(0x0800_0000).wrapping_add(i), u64::from(i) + 1, *clock).unwrap()

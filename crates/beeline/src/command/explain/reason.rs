@@ -27,7 +27,8 @@ pub fn because(verdict: &Verdict, dial: &Dial, affinity: u32) -> String {
         }
         (_, Reason::SourceDenied) => "the client's address is outside loadBalancerSourceRanges".into(),
         (_, Reason::SourceUnknown) => {
-            "the service has loadBalancerSourceRanges, and the client's address is not known at connect: the packets decide"
+            "the service has loadBalancerSourceRanges, and the client's address is not known at connect(): the dial is left \
+             unchanged"
                 .into()
         }
         _ if !dial.protocol.has_hook() => format!("{} sockets have no hook: they are not resolved", dial.protocol),
