@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 # Name of the kernel and the suites to take it from. The meta-package of the suites selects their newest kernel. The cloud
 # flavour has everything that the tests need (BPF, cgroup2, IPv6, MPTCP, io_uring) and a third of the modules.
 kernels=(
-    "floor     bookworm security:bookworm-security"
+    "oldest    bookworm security:bookworm-security"
     "backport  bookworm-backports"
     "newest    trixie-backports"
 )

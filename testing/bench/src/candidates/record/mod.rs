@@ -127,9 +127,9 @@ impl Scheduler<'_> {
     fn dial(&mut self, index: usize, protocol: SocketProtocol) -> Result<()> {
         *self.cells_per_cookie = (1 << 16) / VARIANTS.iter().filter(|variant| variant.cookie).count() as u32;
         let warm_up = self.workers.len() * DIALS / 20;
-        for (turn, worker) in random_rounds(self.workers.len(), DIALS + DIALS / 20, 1).enumerate() {
+        for (run, worker) in random_rounds(self.workers.len(), DIALS + DIALS / 20, 1).enumerate() {
             let times = self.request(worker, WorkRequest::Dial(protocol))?;
-            if turn >= warm_up {
+            if run >= warm_up {
                 self.figures[worker].connect[index].push(times.call);
                 self.figures[worker].total[index].push(times.total);
             }
