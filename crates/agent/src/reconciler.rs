@@ -79,7 +79,7 @@ impl Reconciler {
             no_local_endpoint_action: settings.rules.no_local_endpoint_action,
         })?;
         let mut kernel = program.kernel()?;
-        // An earlier agent may have released ids just before it died: wait until no dial uses them.
+        // An earlier agent may have released ids just before it ended: wait until no dial uses them.
         kernel.wait_grace_period()?;
         let mut tables = Tables::restore(kernel.dump()?, settings.kernel.sizes);
         tables.skip_grace = settings.kernel.skip_grace;

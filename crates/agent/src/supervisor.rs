@@ -102,7 +102,7 @@ async fn next_list(watcher: Option<SettingsWatcher>) -> (Option<SettingsWatcher>
 
 fn check_running(source: &mut RunningSource) -> anyhow::Result<()> {
     match source.task.try_join_next() {
-        Some(Ok(())) => Err(anyhow!("the task of a source ended")),
+        Some(Ok(())) => Err(anyhow!("the task of a source ended unexpectedly")),
         Some(Err(error)) => Err(anyhow!("the task of a source failed: {error}")),
         None => Ok(()),
     }

@@ -34,7 +34,7 @@ impl UdpReaper {
     /// The first search happens at once: backends may have been removed while no agent ran.
     pub fn new(reaper: beeline_datapath::Result<Reaper>) -> UdpReaper {
         if let Err(error) = &reaper {
-            tracing::warn!(%error, "cannot search for stale UDP sockets; they stay connected to removed backends (see `beeline doctor`)");
+            tracing::warn!(%error, "cannot search for stale UDP sockets; see `beeline doctor`");
         }
         UdpReaper {
             reaper: reaper.ok(),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// The parent of the created cgroups, below the agent's cgroup. Each child is named `VIEW-NUMBER`.
 const PARENT: &str = "beeline-views";
-/// A command that asked for a cgroup enters it within this time, or not at all.
+/// The time within which a command enters the cgroup that was created for it. Afterwards the empty cgroup is removed.
 const ENTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]

@@ -362,8 +362,10 @@ fn count_files(path: &Path) -> usize {
 pub fn redirect_libbpf_log() {
     fn print(level: libbpf_rs::PrintLevel, text: String) {
         match level {
-            libbpf_rs::PrintLevel::Debug => tracing::trace!(target: "libbpf", "{}", text.trim_end()),
-            _ => tracing::debug!(target: "libbpf", "{}", text.trim_end()),
+            libbpf_rs::PrintLevel::Debug => {
+                tracing::trace!(target: "libbpf", text = text.trim_end(), "message of libbpf")
+            }
+            _ => tracing::debug!(target: "libbpf", text = text.trim_end(), "message of libbpf"),
         }
     }
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Info, print)));

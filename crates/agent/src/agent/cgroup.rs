@@ -55,7 +55,11 @@ impl Agent {
             Err(error) => error.to_string(),
         };
         if self.pod_cgroups.members().record_failure(uid, error.clone()) {
-            tracing::warn!(pod_uid = uid, error, "the pod cannot join its LocalRedirectPolicy; retrying");
+            tracing::warn!(
+                pod_uid = uid,
+                error,
+                "cannot add the pod to the backends of its LocalRedirectPolicy; retrying"
+            );
         }
         false
     }

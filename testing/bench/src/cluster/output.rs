@@ -59,7 +59,7 @@ fn limit_cells<'a>(mut rows: impl Iterator<Item = &'a ReportRow>) -> Vec<String>
 fn counts(report: &mut BenchReport, table: &mut TextTable, result: &SizeResult) {
     type Count = fn(&ContenderFigures) -> (u64, u64);
     let lines: [(&str, Count); 4] = [
-        ("services that did not answer when the last one did", |f| (f.late, f.asked)),
+        ("services that did not answer when the last one did", |f| (f.late, f.dialled)),
         ("dials and requests that failed", |f| (f.traffic.failed, f.traffic.tried)),
         ("endpoints in effect before the API server's response (as 0 ms)", |f| early(&f.endpoint)),
         ("services in effect before the API server's response (as 0 ms)", |f| early(&f.service)),
