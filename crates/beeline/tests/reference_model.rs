@@ -15,7 +15,7 @@ use beeline_model::op::MemoryMaps;
 use beeline_model::planner::Planner;
 use beeline_model::resolve::Dial;
 use beeline_model::row::Sizes;
-use beeline_model::rules::{ExternalIps, LocalPolicy, NoLocalEndpointAction, NodePortAddress, Rules};
+use beeline_model::rules::{ExternalIps, LocalTrafficPolicy, NoLocalEndpointAction, NodePortAddress, Rules};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Name, Protocol};
 use std::collections::BTreeSet;
@@ -148,7 +148,7 @@ impl<'a> ReferenceModel<'a> {
     }
 
     fn is_strict(&self, service: &Service) -> bool {
-        self.rules.local_policy == LocalPolicy::Strict
+        self.rules.local_traffic_policy == LocalTrafficPolicy::Strict
             && (service.internal == TrafficPolicy::Local || reference::is_external_local(service))
     }
 

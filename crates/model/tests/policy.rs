@@ -359,7 +359,7 @@ fn a_virtual_address_that_is_in_use_is_refused() {
     let mut scene = Scene::new();
     let mut rules = Rules::for_node("n1");
     rules
-        .virtual_ranges
+        .virtual_address_cidrs
         .extend(["10.0.0.0/8", "192.0.2.0/24", "172.16.0.0/12"].map(|net| net.parse::<ipnet::IpNet>().unwrap()));
     scene.planner = Planner::new(rules);
     scene.apply(Change::Upsert(Object::Service(dns())));
@@ -517,7 +517,7 @@ fn a_service_may_use_a_metadata_address_only_if_it_is_listed_explicitly() {
         assert_eq!((scene.dial(&format!("{at}:53")), refused), ("untouched".into(), vec!["metadataAddress"]), "{at}");
     }
     let mut rules = Rules::for_node("n1");
-    rules.virtual_ranges.push("100.100.100.200/32".parse().unwrap());
+    rules.virtual_address_cidrs.push("100.100.100.200/32".parse().unwrap());
     scene.planner = Planner::new(rules);
     scene.apply(Change::Upsert(Object::Service(outer("100.100.100.200"))));
     assert_eq!((scene.dial("100.100.100.200:53"), scene.planner.refusals()), ("refused".into(), vec![]));

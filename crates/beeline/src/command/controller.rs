@@ -104,7 +104,7 @@ impl ControllerOptions {
             namespace: self.namespace.clone(),
             report_namespace: self.report_namespace.clone(),
             identity: self.identity.clone().map_or_else(default_identity, Ok)?,
-            virtual_ranges: if cidrs.is_empty() { virtual_address::default_ranges() } else { cidrs },
+            virtual_address_cidrs: if cidrs.is_empty() { virtual_address::default_ranges() } else { cidrs },
             overlap: match self.policy_overlap {
                 PolicyOverlapArg::Refuse => Overlap::Refuse,
                 PolicyOverlapArg::Allow => Overlap::Allow,

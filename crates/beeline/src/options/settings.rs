@@ -60,7 +60,7 @@ impl Options {
         let mut rules = Rules::for_node(self.own_node_name()?);
         rules.host_role = self.host_role();
         rules.clusters = self.cluster_rules()?;
-        rules.local_policy = self.local_traffic_policy.map_or_else(Default::default, Into::into);
+        rules.local_traffic_policy = self.local_traffic_policy.map_or_else(Default::default, Into::into);
         rules.no_local_endpoint_action = self.no_local_endpoint_action.map_or_else(Default::default, Into::into);
         if let Some(words) = &self.nodeport_addresses {
             rules.node_port_addresses =
@@ -70,7 +70,7 @@ impl Options {
             rules.external_ips = external_ips(words)?;
         }
         if let Some(words) = &self.virtual_address_cidrs {
-            rules.virtual_ranges = virtual_address_cidrs(words)?;
+            rules.virtual_address_cidrs = virtual_address_cidrs(words)?;
         }
         for text in self.node_addresses.iter().flatten() {
             let address = parse_ip(text).with_context(|| format!("--node-addresses {text}"))?;

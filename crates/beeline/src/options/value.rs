@@ -5,7 +5,7 @@ use beeline_agent::{AgentDownAction, ControllerMode};
 use beeline_cluster::NodeScope;
 use beeline_model::cluster::PodAccess;
 use beeline_model::object::AddressType;
-use beeline_model::rules::{HostRole, LocalPolicy, NoLocalEndpointAction};
+use beeline_model::rules::{HostRole, LocalTrafficPolicy, NoLocalEndpointAction};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -64,9 +64,9 @@ word_enum! {
 }
 
 word_enum! {
-    LocalTrafficPolicyArg => LocalPolicy {
-        Kubernetes = "kubernetes" => LocalPolicy::Kubernetes,
-        Strict = "strict" => LocalPolicy::Strict,
+    LocalTrafficPolicyArg => LocalTrafficPolicy {
+        Kubernetes = "kubernetes" => LocalTrafficPolicy::Kubernetes,
+        Strict = "strict" => LocalTrafficPolicy::Strict,
     }
 }
 

@@ -28,7 +28,7 @@ use beeline_model::reach::{PodGroup, Reach, Reachability};
 use beeline_model::refusal::Refusal;
 use beeline_model::resolve::{Dial, Verdict, resolve, resolve_with};
 use beeline_model::row::{BackendId, FrontendKey, FrontendKind, Rows, SET_NONE, SetId, SetRow, Sizes};
-use beeline_model::rules::{ExternalIps, HostRole, LocalPolicy, NoLocalEndpointAction, NodePortAddress, Rules};
+use beeline_model::rules::{ExternalIps, HostRole, LocalTrafficPolicy, NoLocalEndpointAction, NodePortAddress, Rules};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Name, PortName};
 use case::{Case, SIZES, cases, cgroup_of};

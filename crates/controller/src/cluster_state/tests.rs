@@ -17,7 +17,7 @@ fn settings() -> ControllerSettings {
         namespace: "kube-system".into(),
         report_namespace: "beeline-reports".into(),
         identity: "test".into(),
-        virtual_ranges: beeline_model::virtual_address::default_ranges(),
+        virtual_address_cidrs: beeline_model::virtual_address::default_ranges(),
         overlap: Overlap::Refuse,
         webhook_address: ([127, 0, 0, 1], 0).into(),
         webhook_names: Vec::new(),

@@ -87,7 +87,8 @@ impl RandomClusters {
             2 => HostRole::Node,
             _ => HostRole::Outside,
         };
-        rules.local_policy = if rng.u8(..6) == 0 { LocalPolicy::Strict } else { LocalPolicy::Kubernetes };
+        rules.local_traffic_policy =
+            if rng.u8(..6) == 0 { LocalTrafficPolicy::Strict } else { LocalTrafficPolicy::Kubernetes };
         rules.no_local_endpoint_action =
             if rng.u8(..4) == 0 { NoLocalEndpointAction::Drop } else { NoLocalEndpointAction::Refuse };
         rules.own_addresses = vec![address("192.168.7.2"), address("fd00:7::2")];

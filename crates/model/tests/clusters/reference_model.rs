@@ -10,7 +10,7 @@ use beeline_model::event::{Action, Reason};
 use beeline_model::object::{Endpoint, Node, Service, ServicePort, TrafficPolicy};
 use beeline_model::reach::{PodGroup, Reachability};
 use beeline_model::resolve::Dial;
-use beeline_model::rules::{HostRole, LocalPolicy, NoLocalEndpointAction};
+use beeline_model::rules::{HostRole, LocalTrafficPolicy, NoLocalEndpointAction};
 use beeline_model::{Address, Family, Name, Protocol};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -295,7 +295,7 @@ impl ClusterModel<'_> {
     }
 
     fn is_strict(&self, service: &Service) -> bool {
-        self.random.rules.local_policy == LocalPolicy::Strict
+        self.random.rules.local_traffic_policy == LocalTrafficPolicy::Strict
             && (service.internal == TrafficPolicy::Local || reference::is_external_local(service))
     }
 
