@@ -147,7 +147,7 @@ static __always_inline bool find_node_port(const struct filter *f, const struct 
         return false;
     if ((word >> 16) & NODE_LOOPBACK && !host)
         return false;
-    if ((word >> 16) & NODE_ALONE && !same_address(at, &node_address))
+    if ((word >> 16) & NODE_EXACT_LOOPBACK && !same_address(at, &node_address))
         return false;
     key->view = (__u16)word;
     key->address.word[0] = key->address.word[1] = key->address.word[3] = 0;

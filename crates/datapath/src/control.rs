@@ -58,13 +58,13 @@ impl fmt::Display for EventLevel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CgroupRule {
     /// Their dials are not resolved.
-    pub untouched: bool,
+    pub excluded: bool,
     /// Their view; 0 is the default view.
     pub view: u32,
 }
 
 impl CgroupRule {
-    pub const UNTOUCHED: CgroupRule = CgroupRule { untouched: true, view: 0 };
+    pub const EXCLUDED: CgroupRule = CgroupRule { excluded: true, view: 0 };
 }
 
 pub struct Control {
@@ -127,14 +127,14 @@ impl Control {
     }
 
     /// Sets the time without a heartbeat after which dials are not resolved; `None` means never.
-    pub fn set_orphan_timeout(&self, after: Option<Duration>) {
+    pub fn set_agent_down_timeout(&self, after: Option<Duration>) {
         self.record_heartbeat();
         let nanos = after.map_or(0, |d| d.as_nanos() as u64);
-        self.row.store(0, offset_of!(abi::control, orphan), nanos);
+        self.row.store(0, offset_of!(abi::control, agent_down_timeout), nanos);
     }
 
-    pub fn orphan_timeout(&self) -> Option<Duration> {
-        let nanos: u64 = self.row.load(0, offset_of!(abi::control, orphan));
+    pub fn agent_down_timeout(&self) -> Option<Duration> {
+        let nanos: u64 = self.row.load(0, offset_of!(abi::control, agent_down_timeout));
         (nanos != 0).then(|| Duration::from_nanos(nanos))
     }
 
@@ -186,7 +186,7 @@ impl Control {
                 )));
             }
             levels |= 1 << level;
-            let flags = if rule.untouched { abi::cgroup_flag::CGROUP_UNTOUCHED.0 } else { 0 };
+            let flags = if rule.excluded { abi::cgroup_flag::CGROUP_EXCLUDED.0 } else { 0 };
             wanted.push((cgroup::id(path)?, abi::cgroup_rule { flags, view: rule.view }));
         }
         for (id, rule) in &wanted {
@@ -225,8 +225,8 @@ impl Control {
         let read = |key: Vec<u8>| {
             let value = self.cgroups.lookup(&key, MapFlags::ANY).ok()??;
             let rule: abi::cgroup_rule = from_bytes(&value)?;
-            let untouched = rule.flags & abi::cgroup_flag::CGROUP_UNTOUCHED.0 != 0;
-            Some((from_bytes(&key)?, CgroupRule { untouched, view: rule.view }))
+            let excluded = rule.flags & abi::cgroup_flag::CGROUP_EXCLUDED.0 != 0;
+            Some((from_bytes(&key)?, CgroupRule { excluded, view: rule.view }))
         };
         self.cgroups.keys().filter_map(read).collect()
     }

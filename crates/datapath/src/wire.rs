@@ -232,8 +232,12 @@ pub fn read_backend(b: &abi::backend) -> BackendRow {
 pub fn node(at: &abi::address, row: &NodeRow) -> abi::node {
     let own = if row.own { abi::node_flag::NODE_OWN.0 } else { 0 };
     let loopback = if row.loopback { abi::node_flag::NODE_LOOPBACK.0 } else { 0 };
-    let alone = if row.alone { abi::node_flag::NODE_ALONE.0 } else { 0 };
-    abi::node { cluster: row.cluster, flags: (own | loopback | alone) as u16, tag: (mix_address(at) >> 32) as u32 }
+    let exact_loopback = if row.exact_loopback { abi::node_flag::NODE_EXACT_LOOPBACK.0 } else { 0 };
+    abi::node {
+        cluster: row.cluster,
+        flags: (own | loopback | exact_loopback) as u16,
+        tag: (mix_address(at) >> 32) as u32,
+    }
 }
 
 pub fn read_node(n: &abi::node) -> NodeRow {
@@ -242,7 +246,7 @@ pub fn read_node(n: &abi::node) -> NodeRow {
         cluster: n.cluster,
         own: has(abi::node_flag::NODE_OWN),
         loopback: has(abi::node_flag::NODE_LOOPBACK),
-        alone: has(abi::node_flag::NODE_ALONE),
+        exact_loopback: has(abi::node_flag::NODE_EXACT_LOOPBACK),
     }
 }
 

@@ -86,7 +86,7 @@ fn delta(limit: Option<Limit>) -> Delta {
     delta
 }
 
-/// The part of an writer that writes the tables.
+/// Writes the tables as an agent does.
 struct TableWriter {
     program: Program,
     kernel: KernelMaps,
