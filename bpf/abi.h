@@ -132,7 +132,7 @@ enum role {
 
 enum when_empty {
     EMPTY_REFUSE = 0, /* the service has no endpoint at all */
-    /* Endpoints exist, but not in this set or not for this client: `empty_local_drops` decides. */
+    /* Endpoints exist, but not in this set or not for this client: --no-local-endpoint-action. */
     EMPTY_FAIL = 1,
 };
 
@@ -176,7 +176,7 @@ struct backend {
 enum node_flag {
     NODE_OWN = 1,
     NODE_LOOPBACK = 2, /* only for clients in the host's own network namespace */
-    NODE_ALONE = 4, /* 127.0.0.1 itself, not all of 127.0.0.0/8 */
+    NODE_EXACT_LOOPBACK = 4, /* 127.0.0.1 itself, not all of 127.0.0.0/8 */
 };
 
 struct node {
@@ -304,9 +304,9 @@ enum stat {
     STAT_EVENT_LOST = 3,
     STAT_SOURCE_UNKNOWN = 4,
     STAT_BOUND_LOOPBACK = 5, /* not resolved: the socket is bound to a loopback address */
-    STAT_ORPHANED = 6, /* not resolved: no agent for longer than the configured time */
+    STAT_AGENT_DOWN = 6, /* not resolved: no agent for longer than the configured time */
     STAT_RACED_OUT = 7, /* three picks in a row raced with a change */
-    STAT_OPTED_OUT = 8,
+    STAT_EXCLUDED = 8,
     STAT_NO_PORT = 9, /* refused: the ClusterIP is known and has no such port */
     STATS = 16,
 };
@@ -364,7 +364,8 @@ enum event_level {
 
 struct control {
     __u64 heartbeat; /* ns, monotonic: the agent's last heartbeat */
-    __u64 orphan; /* ns without a heartbeat after which dials are not resolved; 0 means never */
+    /* ns without a heartbeat after which dials are not resolved; 0 means never */
+    __u64 agent_down_timeout;
     __u32 event_level;
     __u32 event_sample; /* 1 in N */
     __u64 cgroup_levels; /* bit L: the map `cgroup` has a cgroup that is L levels below the root */
@@ -378,7 +379,7 @@ struct control {
 /* ---- cgroup: a rule for the processes below a cgroup; read as ONE u64 ---- */
 
 /* In place of a view: the dials of these processes are not resolved. */
-enum cgroup_view { CGROUP_UNTOUCHED = 0xffffffff };
+enum cgroup_view { CGROUP_EXCLUDED = 0xffffffff };
 
 struct cgroup_rule {
     __u32 tag;

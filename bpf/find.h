@@ -132,7 +132,7 @@ static __always_inline bool lookup_node(const struct filter *f, const struct add
     return false;
 }
 
-/* The view of the cgroup's rule, which may be CGROUP_UNTOUCHED. */
+/* The view of the cgroup's rule, which may be CGROUP_EXCLUDED. */
 static __always_inline bool lookup_cgroup_rule(const struct filter *f, __u64 id, __u32 *view)
 {
     __u32 tag = tag_of_cgroup(id);
@@ -224,7 +224,7 @@ static __always_inline bool find_node_port(const struct filter *f, const struct 
         return false;
     if ((word >> 16) & NODE_LOOPBACK && !host)
         return false;
-    if ((word >> 16) & NODE_ALONE && !same_address(at, &node_address))
+    if ((word >> 16) & NODE_EXACT_LOOPBACK && !same_address(at, &node_address))
         return false;
     key->view = (__u16)word;
     key->address.word[0] = key->address.word[1] = key->address.word[3] = 0;

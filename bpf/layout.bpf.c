@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
  * This object is never loaded. It has one variable of each type that user space reads or writes, so
- * that BTF carries the layouts of abi.h to Rust.
+ * that its BTF contains the layouts of abi.h, from which the Rust types are generated.
  */
 #include "abi.h"
 

@@ -10,7 +10,7 @@
 #include "record.h"
 #include "event.h"
 
-/* Return values of the hooks. PASS: the kernel continues with the address in the context. */
+/* Return values of the hooks. With PASS the kernel continues with the address in the context. */
 enum { PASS = 1, DENY = 0 };
 
 static __always_inline struct address dialled6(const struct bpf_sock_addr *ctx)
@@ -123,9 +123,9 @@ static __always_inline void set_source(const struct control *c, const struct hit
 }
 
 /*
- * The view that the innermost ancestor cgroup with a rule selects. CGROUP_UNTOUCHED of any ancestor
- * applies to all cgroups below it. A global function, as decide() is, so that the verifier checks
- * the 24 iterations once.
+ * The view that the innermost ancestor cgroup with a rule selects. CGROUP_EXCLUDED of any ancestor
+ * applies to all cgroups below it. It is a global function, as decide() is, so that the verifier
+ * checks the 24 iterations once.
  */
 __attribute__((noinline)) __u64 ancestor_view(__u64 levels)
 {
@@ -142,7 +142,7 @@ __attribute__((noinline)) __u64 ancestor_view(__u64 levels)
         id = bpf_get_current_ancestor_cgroup_id(level);
         if (!id || !lookup_cgroup_rule(f, id, &view))
             continue;
-        if (view == CGROUP_UNTOUCHED)
+        if (view == CGROUP_EXCLUDED)
             return view;
         found = view;
     }
@@ -150,7 +150,7 @@ __attribute__((noinline)) __u64 ancestor_view(__u64 levels)
 }
 
 /* True if a cgroup of this process excludes it from resolution. May set the view of the dial. */
-static __always_inline bool opted_out(const struct control *c, struct dial *d)
+static __always_inline bool is_excluded(const struct control *c, struct dial *d)
 {
     __u64 levels = READ_ONCE(c->cgroup_levels);
     __u32 view;
@@ -158,22 +158,23 @@ static __always_inline bool opted_out(const struct control *c, struct dial *d)
     if (!levels)
         return false;
     view = ancestor_view(levels);
-    if (view != CGROUP_UNTOUCHED) {
+    if (view != CGROUP_EXCLUDED) {
         d->view = view;
         return false;
     }
-    count_stat(STAT_OPTED_OUT);
+    count_stat(STAT_EXCLUDED);
     return true;
 }
 
-static __always_inline bool is_orphaned(const struct control *c)
+static __always_inline bool is_agent_down(const struct control *c)
 {
     __u64 now = bpf_ktime_get_ns();
 
     /* Signed, because the agent may have written a heartbeat after this CPU read the clock. */
-    if (!c->orphan || (__s64)(now - READ_ONCE(c->heartbeat)) <= (__s64)c->orphan)
+    if (!c->agent_down_timeout ||
+        (__s64)(now - READ_ONCE(c->heartbeat)) <= (__s64)c->agent_down_timeout)
         return false;
-    count_stat(STAT_ORPHANED);
+    count_stat(STAT_AGENT_DOWN);
     return true;
 }
 
@@ -204,14 +205,14 @@ static __always_inline void gather_cgroups(const struct control *c, const struct
     }
 }
 
-/* Gathers the input of the decision that a miss does not need. False: do not resolve. */
+/* Gathers the input that only a hit needs. Returns false if the dial must not be resolved. */
 static __always_inline bool gather_input(struct bpf_sock_addr *ctx, int family, int hook,
                                          const struct control *c, const struct hit *hit,
                                          struct dial *d)
 {
     struct address source = chosen_source(ctx, family, hook);
 
-    if (is_orphaned(c))
+    if (is_agent_down(c))
         return false;
     /* A packet with a loopback source address cannot reach a pod. */
     if (is_loopback(&source)) {
@@ -275,7 +276,7 @@ static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, str
     d->port = ctx->user_port;
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
-    if (opted_out(c, d) || !find_frontend(d, &hit) ||
+    if (is_excluded(c, d) || !find_frontend(d, &hit) ||
         !gather_input(ctx, family, HOOK_CONNECT, c, &hit, d)) {
         clear_record(ctx, d);
         return PASS;
@@ -313,7 +314,7 @@ static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct
      * the kernel's peer. That peer may be a frontend itself (a hostNetwork pod, or a service
      * address that connect left untouched), but the send is not a new dial.
      */
-    if (opted_out(c, d) || !find_frontend(d, &hit) ||
+    if (is_excluded(c, d) || !find_frontend(d, &hit) ||
         is_connected_to(ctx->sk, family, &d->address, d->port) ||
         !gather_input(ctx, family, HOOK_SEND, c, &hit, d)) {
         clear_sent_peer(ctx, family, d);

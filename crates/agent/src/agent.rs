@@ -1,5 +1,5 @@
-//! The agent's state and what happens to it: changes, snapshots, configuration and time go in, the kernel is brought up to
-//! date. Synchronous; only the thread of the main loop calls it.
+//! The agent's state. It takes changes, snapshots, the configuration and the time, and brings the kernel up to date. It is
+//! synchronous; only the thread of the main loop calls it.
 
 mod cgroup;
 mod status;
@@ -14,7 +14,7 @@ use crate::reach::{ReachQuery, ReachUpdate};
 use crate::reach_client::ReachClient;
 use crate::reconciler::{Reconciler, SyncRequest};
 use crate::rollout_reporter::RolloutReporter;
-use crate::settings::{AgentSettings, ClusterList, OrphanMode};
+use crate::settings::{AgentDownAction, AgentSettings, ClusterList};
 use crate::snapshot::SnapshotStore;
 use crate::sources::Sources;
 use crate::startup_gate::StartupGate;
@@ -43,10 +43,10 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 
-/// The self-test runs once the hooks are attached.
+/// The result of the self-test before it has run. It runs when the hooks are attached.
 pub const SELF_TEST_NOT_RUN: &str = "not run";
 
-/// After a change of the table layout one cluster waits this long for the others.
+/// The time that the first complete cluster waits for the others after a change of the table layout.
 const LAYOUT_CHANGE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Stores and counters that tasks of the agent share with the main loop.
@@ -76,7 +76,7 @@ pub struct Agent {
     reporter: RolloutReporter,
     dns: Option<DnsUpdater>,
     pub shared: SharedStores,
-    /// Set while the Node object of this host is missing.
+    /// The refusal that is reported while the Node object of this host is missing.
     node_refusal: Option<Refusal>,
     pub self_test: String,
 }
@@ -88,16 +88,16 @@ impl Agent {
         let program = &reconciler.program;
         let control = program.control()?;
         control.set_event_level(settings.kernel.event_level);
-        control.set_orphan_timeout(match settings.kernel.orphan {
-            OrphanMode::Keep => None,
-            OrphanMode::Passthrough(after) => Some(after),
+        control.set_agent_down_timeout(match settings.kernel.agent_down_action {
+            AgentDownAction::Keep => None,
+            AgentDownAction::Passthrough(after) => Some(after),
         });
-        let untouched = settings.kernel.untouched_cgroups.iter().map(|path| (path.as_path(), CgroupRule::UNTOUCHED));
+        let excluded = settings.kernel.excluded_cgroups.iter().map(|path| (path.as_path(), CgroupRule::EXCLUDED));
         // Rules that an earlier agent wrote for pods stay until the pods are known again.
-        control.add_rules(&untouched.collect::<Vec<_>>()).context("--exclude-cgroup")?;
+        control.add_rules(&excluded.collect::<Vec<_>>()).context("--exclude-cgroup")?;
         let reaper = Reaper::new(program.maps(), &settings.kernel.sizes, shards(), program.constants()?);
         let list = &settings.cluster_list;
-        let (untouched, configured) = (settings.kernel.untouched_cgroups.clone(), list.view_cgroups.clone());
+        let (excluded, configured) = (settings.kernel.excluded_cgroups.clone(), list.view_cgroups.clone());
         Ok(Agent {
             sources: Sources::new(&list.clusters, settings.rules.host_role),
             gate: StartupGate::new(Instant::now()),
@@ -105,7 +105,7 @@ impl Agent {
             counters: program.counters()?,
             pod_addresses: program.pod_addresses()?,
             pod_cgroups: PodCgroups::new(&settings.kernel.cgroup, settings.rules.node_name.clone()),
-            cgroup_rules: CgroupRules::new(&settings.kernel.cgroup, untouched, configured),
+            cgroup_rules: CgroupRules::new(&settings.kernel.cgroup, excluded, configured),
             reach: ReachClient::new(),
             udp_reaper: UdpReaper::new(reaper),
             reporter: RolloutReporter::default(),

@@ -108,7 +108,7 @@ mod tests {
             node: Some("n1".into()),
             addresses: [address("10.244.1.5")].into(),
             containers: [].into(),
-            untouched: false,
+            excluded: false,
             view: None,
             labels: Labels::new(),
             ready: true,

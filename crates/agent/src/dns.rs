@@ -147,7 +147,7 @@ impl DnsUpdater {
 
     pub fn set_own_addresses(&self, rules: &Rules) {
         self.names.set_own(rules.node_name.clone(), rules.own_addresses.iter().copied());
-        self.names.set_virtual_ranges(&rules.virtual_ranges);
+        self.names.set_virtual_address_cidrs(&rules.virtual_address_cidrs);
     }
 }
 

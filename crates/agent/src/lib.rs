@@ -48,7 +48,7 @@ mod view;
 pub use run::run;
 pub use self_test::dial as self_test_dial;
 pub use settings::{
-    AgentSettings, ClusterList, ClusterSettings, ControllerMode, DnsSettings, DnsView, KernelSettings,
-    ListenerSettings, OrphanMode, ReloadableFile, SourceSettings,
+    AgentDownAction, AgentSettings, ClusterList, ClusterSettings, ControllerMode, DnsSettings, DnsView, KernelSettings,
+    ListenerSettings, ReloadableFile, SourceSettings,
 };
 pub use view::remove_view_cgroups;

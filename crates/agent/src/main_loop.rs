@@ -92,7 +92,7 @@ pub fn run(
     }
 }
 
-/// A requester that is gone does not matter: sending the reply may fail.
+/// Handles one message. Sending a reply fails if the requester has disconnected, which is ignored.
 fn handle(agent: &mut Agent, message: Message, health: &Health) -> anyhow::Result<()> {
     match message {
         Message::Batch(cluster, batch) => agent.apply_batch(&cluster, batch)?,
@@ -118,7 +118,7 @@ fn attribute(agent: &Agent, events: Vec<Event>) -> Vec<AttributedEvent> {
     events.into_iter().map(|event| attribution.attribute(event)).collect()
 }
 
-/// A dial below the cgroup must be answered by our programs; if it is not, the agent ends with an error.
+/// Runs the self-test, unless it is switched off. The agent ends with an error if its programs do not answer the dial.
 fn run_self_test(agent: &mut Agent) -> anyhow::Result<()> {
     if !agent.settings.kernel.self_test {
         agent.self_test = "switched off".into();

@@ -182,8 +182,14 @@ fn register_tables(registry: &mut Registry, agent: &Agent) {
 fn register_clusters(registry: &mut Registry, agent: &Agent) {
     let planner = &agent.reconciler.planner;
     let services = planner.services().map(|service| service.name.cluster());
-    count_by_cluster(registry, agent, "beeline_services", "Known Services", services);
-    count_by_cluster(registry, agent, "beeline_policies", "Known policies", planner.policy_clusters());
+    count_by_cluster(registry, agent, "beeline_services", "Services that were read from the cluster", services);
+    count_by_cluster(
+        registry,
+        agent,
+        "beeline_policies",
+        "Policies that were read from the cluster",
+        planner.policy_clusters(),
+    );
     let pending = agent.reconciler.retries.services().map(ServiceName::cluster);
     let help = "Services and policies whose last write to the kernel failed";
     count_by_cluster(registry, agent, "beeline_pending_services", help, pending);

@@ -27,13 +27,13 @@ pub struct PodIdentity {
 /// The rules that a pod asks for by annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRules {
-    pub untouched: bool,
+    pub excluded: bool,
     pub view: Option<Name>,
 }
 
 impl PodRules {
     fn of(pod: &Pod) -> PodRules {
-        PodRules { untouched: pod.untouched, view: pod.view.clone() }
+        PodRules { excluded: pod.excluded, view: pod.view.clone() }
     }
 
     fn is_empty(&self) -> bool {
@@ -293,7 +293,7 @@ mod tests {
             node: Some(node.into()),
             addresses: ["10.244.1.5".parse::<std::net::IpAddr>().unwrap().into()].into(),
             containers: [Container { name: "main".into(), id: CONTAINER.into() }].into(),
-            untouched: false,
+            excluded: false,
             view: view.map(Into::into),
             labels: Labels::new(),
             ready: true,
@@ -321,7 +321,7 @@ mod tests {
         let path = root.path().join(format!("kubepods/pod{UID}"));
         std::fs::create_dir_all(&path).unwrap();
         pods.update(&planner, now);
-        let rules = PodRules { untouched: false, view: Some("blue".into()) };
+        let rules = PodRules { excluded: false, view: Some("blue".into()) };
         assert_eq!((pods.rules(), pods.rules_changed), (&[(path, rules)][..], false));
         pods.apply(&Change::Delete(ObjectKey::Pod(pod("web", "n1", None).name)), &planner);
         pods.update(&planner, now);

@@ -1,4 +1,4 @@
-//! Starts all tasks of the agent and waits: the first task that ends, ends the process with its reason.
+//! Starts all tasks of the agent. When the first task ends, the process ends with that task's result.
 
 use crate::agent::{Agent, SharedStores};
 use crate::cluster_id::ClusterIdStore;

@@ -16,22 +16,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the kernel does while no agent runs.
+/// What the BPF programs do while no agent runs (`--agent-down-action`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OrphanMode {
-    /// The kernel keeps serving from the last tables.
+pub enum AgentDownAction {
+    /// The programs keep resolving from the last tables.
     Keep,
-    /// After this long without an agent the kernel stops redirecting dials.
+    /// The programs stop resolving when no agent has run for this time.
     Passthrough(Duration),
 }
 
 /// Which program selects the pods of a BalancingPolicy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ControllerMode {
-    /// A controller does, and publishes them as EndpointSlices that the agent reads.
+    /// A controller selects the pods and publishes them as EndpointSlices, which the agent reads.
     #[default]
     Watch,
-    /// This agent does, from all Pods and Namespaces.
+    /// This agent selects the pods from all Pods and Namespaces.
     None,
 }
 
@@ -141,9 +141,9 @@ pub struct KernelSettings {
     pub pin_dir: PathBuf,
     pub sizes: Sizes,
     pub event_level: EventLevel,
-    pub orphan: OrphanMode,
-    /// Processes in or below these cgroups are not redirected.
-    pub untouched_cgroups: Vec<PathBuf>,
+    pub agent_down_action: AgentDownAction,
+    /// Processes in or below these cgroups are not served (`--exclude-cgroup`).
+    pub excluded_cgroups: Vec<PathBuf>,
     pub self_test: bool,
     /// Only for the test that proves that the grace period is needed.
     pub skip_grace: bool,

@@ -7,7 +7,7 @@ use beeline_model::plan::remote::node_port;
 use beeline_model::planner::Planner;
 use beeline_model::resolve::{Dial, MAX_CHAIN, resolve};
 use beeline_model::row::{BackendId, OwnerId, SetRow};
-use beeline_model::rules::{EmptyLocal, HostRole};
+use beeline_model::rules::{HostRole, NoLocalEndpointAction};
 use beeline_model::select::Candidate;
 use beeline_model::table::Tables;
 use beeline_model::{Address, Protocol};
@@ -38,7 +38,7 @@ fn reachable_sets<'a>(tables: &'a Tables, target: &ConnectedTarget) -> impl Iter
     let rows = tables.rows();
     let dial = Dial { host: true, ..Dial::to(target.dialled.0, target.dialled.1, Protocol::Udp) };
     // The action of an empty set does not matter here.
-    let found = resolve(rows, &dial, EmptyLocal::Refuse).found;
+    let found = resolve(rows, &dial, NoLocalEndpointAction::Refuse).found;
     let first = found.and_then(|found| rows.sets.get(found.set));
     std::iter::successors(first, |set| rows.sets.get(set.header.next)).take(MAX_CHAIN)
 }

@@ -29,7 +29,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The snapshot of a cluster is loaded if its source has not delivered a list within this time after the start.
 const SNAPSHOT_DELAY: Duration = Duration::from_secs(3);
 
-/// What the tasks of all sources share.
+/// The state that the tasks of all sources share.
 #[derive(Clone)]
 pub struct SourceContext {
     pub main_loop: Sender<Message>,
@@ -102,7 +102,7 @@ async fn next_list(watcher: Option<SettingsWatcher>) -> (Option<SettingsWatcher>
 
 fn check_running(source: &mut RunningSource) -> anyhow::Result<()> {
     match source.task.try_join_next() {
-        Some(Ok(())) => Err(anyhow!("the task of a source ended")),
+        Some(Ok(())) => Err(anyhow!("the task of a source ended unexpectedly")),
         Some(Err(error)) => Err(anyhow!("the task of a source failed: {error}")),
         None => Ok(()),
     }

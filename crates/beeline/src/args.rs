@@ -13,7 +13,7 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("
     name = "beeline",
     version = VERSION,
     about = "Kubernetes Service load balancing at connect(), by eBPF",
-    after_help = "Exit codes: 0 success; 1 failure; 2 wrong usage; 3 not found; 4 a check failed (doctor, plan --diff).\n\n\
+    after_help = "Exit codes: 0 success; 1 failure; 2 wrong usage; 3 not found; 4 a check failed (doctor, plan --diff, status).\n\n\
                   Examples:\n  \
                   beeline agent --manifests /etc/beeline/manifests --node-name n1\n  \
                   beeline explain 10.96.0.10:53/UDP\n  \

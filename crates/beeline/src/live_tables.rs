@@ -78,7 +78,7 @@ impl LiveTables {
         all.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect()
     }
 
-    /// A set and those that take the dials that it passes on, in order.
+    /// A set and the sets that follow it by `next`, in order.
     pub fn chain(&self, set: u32) -> impl Iterator<Item = &SetRow> {
         let sets = &self.rows.sets;
         std::iter::successors(sets.get(set), |set| sets.get(set.header.next)).take(beeline_model::resolve::MAX_CHAIN)

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use value::{
-    AddressTypeArg, AgentDownAction, ControllerArg, HostRoleArg, LocalTrafficPolicyArg, MaxAge, NoLocalEndpointArg,
+    AddressTypeArg, AgentDownArg, ControllerArg, HostRoleArg, LocalTrafficPolicyArg, MaxAge, NoLocalEndpointArg,
     NodeSourceArg, OnOff, PodAccessArg, as_text,
 };
 pub use value::{HumanDuration, ListenAddress, LogFormat, OrOff};
@@ -164,7 +164,7 @@ pub struct Options {
     /// (stop resolving after that time, such as passthrough:10m) [default: keep]
     #[arg(long, value_name = "ACTION")]
     #[serde(with = "as_text")]
-    pub agent_down_action: Option<AgentDownAction>,
+    pub agent_down_action: Option<AgentDownArg>,
     /// Scope of Local traffic policies: kubernetes (each for its own addresses), strict (any of them for all addresses
     /// of the service) [default: kubernetes]
     #[arg(long, value_name = "SCOPE", value_enum, hide_possible_values = true)]

@@ -670,7 +670,7 @@ fn only_listed_clients_are_answered_on_other_addresses() {
 
 // ---- several clusters ----
 
-/// TwoClusters clusters with the same service range and domain, as K3s has by default. A view puts the second one first.
+/// Two clusters with the same service range and domain, as K3s has by default. A view puts the second one first.
 struct TwoClusters {
     fixture: AgentFixture,
     dir: tempfile::TempDir,

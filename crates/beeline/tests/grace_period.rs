@@ -17,7 +17,7 @@ use beeline_model::object::{Endpoint, Object, Service, ServicePort, Slice, Slice
 use beeline_model::planner::Planner;
 use beeline_model::resolve::Dial;
 use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, Rules};
+use beeline_model::rules::{NoLocalEndpointAction, Rules};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Protocol, ServiceName};
 use fixture::{StopOnDrop, is_long};
@@ -192,7 +192,7 @@ fn run(skip_grace: bool, limit: Duration, enough: impl Fn(&SharedCounts, &Shared
         pin_dir: pins.0.clone(),
         cgroup: cgroup.path().to_owned(),
         sizes: Sizes::for_services(1024),
-        empty_local: EmptyLocal::Refuse,
+        no_local_endpoint_action: NoLocalEndpointAction::Refuse,
     };
     let program = Program::open(config).unwrap();
     let resolver = program.test_resolver().unwrap();

@@ -66,7 +66,7 @@ fn metrics_and_status_count_the_same() {
 }
 
 #[test]
-fn promtool_finds_nothing_to_criticize() {
+fn promtool_reports_no_problem() {
     let _alone = fixture::run_alone();
     let fixture = with_services();
     let text = metrics(&fixture, "*/*");

@@ -47,7 +47,7 @@ impl SharedState {
 }
 
 pub struct ClusterState {
-    pub(crate) virtual_ranges: Vec<IpNet>,
+    pub(crate) virtual_address_cidrs: Vec<IpNet>,
     pub(crate) overlap: Overlap,
     pending: PendingChanges,
     /// Every object has been listed and applied once.
@@ -87,7 +87,7 @@ pub struct StateCounts {
 impl ClusterState {
     pub fn new(settings: &ControllerSettings) -> ClusterState {
         ClusterState {
-            virtual_ranges: settings.virtual_ranges.clone(),
+            virtual_address_cidrs: settings.virtual_address_cidrs.clone(),
             overlap: settings.overlap,
             pending: PendingChanges::default(),
             synced: false,
@@ -96,7 +96,7 @@ impl ClusterState {
             services: HashMap::new(),
             targets: TargetIndex::default(),
             port_owners: PortOwners::default(),
-            address_owners: AddressOwners::new(settings.virtual_ranges.clone()),
+            address_owners: AddressOwners::new(settings.virtual_address_cidrs.clone()),
             changed_targets: HashSet::new(),
             changed_ports: HashSet::new(),
             publisher: Publisher::new(UnknownNamespace::Pending),

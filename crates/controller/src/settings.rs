@@ -23,7 +23,7 @@ pub struct ControllerSettings {
     pub report_namespace: String,
     /// Identity of this replica in the Lease.
     pub identity: String,
-    pub virtual_ranges: Vec<IpNet>,
+    pub virtual_address_cidrs: Vec<IpNet>,
     pub overlap: Overlap,
     pub webhook_address: SocketAddr,
     /// DNS names and addresses in the webhook's certificate.

@@ -148,7 +148,7 @@ impl ClusterState {
 
     pub fn check_address(&self, policy: &Policy) -> Result<(), PolicyFinding> {
         let Matcher::Address { address, .. } = &policy.matcher else { return Ok(()) };
-        virtual_address::check(&self.virtual_ranges, *address).map_err(|error| {
+        virtual_address::check(&self.virtual_address_cidrs, *address).map_err(|error| {
             let message = format!("virtual address {address}: {error}");
             PolicyFinding::new(FindingReason::AddressNotAllowed, message)
         })?;

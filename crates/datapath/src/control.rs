@@ -59,13 +59,13 @@ impl fmt::Display for EventLevel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CgroupRule {
     /// Their dials are not resolved.
-    pub untouched: bool,
+    pub excluded: bool,
     /// Their view; 0 is the default view.
     pub view: u32,
 }
 
 impl CgroupRule {
-    pub const UNTOUCHED: CgroupRule = CgroupRule { untouched: true, view: 0 };
+    pub const EXCLUDED: CgroupRule = CgroupRule { excluded: true, view: 0 };
 }
 
 pub struct Control {
@@ -133,14 +133,14 @@ impl Control {
     }
 
     /// Sets the time without a heartbeat after which dials are not resolved; `None` means never.
-    pub fn set_orphan_timeout(&self, after: Option<Duration>) {
+    pub fn set_agent_down_timeout(&self, after: Option<Duration>) {
         self.record_heartbeat();
         let nanos = after.map_or(0, |d| d.as_nanos() as u64);
-        self.row.store(0, offset_of!(abi::control, orphan), nanos);
+        self.row.store(0, offset_of!(abi::control, agent_down_timeout), nanos);
     }
 
-    pub fn orphan_timeout(&self) -> Option<Duration> {
-        let nanos: u64 = self.row.load(0, offset_of!(abi::control, orphan));
+    pub fn agent_down_timeout(&self) -> Option<Duration> {
+        let nanos: u64 = self.row.load(0, offset_of!(abi::control, agent_down_timeout));
         (nanos != 0).then(|| Duration::from_nanos(nanos))
     }
 

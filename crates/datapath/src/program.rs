@@ -17,7 +17,7 @@ use crate::test_resolver::TestResolver;
 use crate::{Context, Error, Result, cgroup, netns, wire};
 use beeline_model::op::{Maps, Op};
 use beeline_model::row::{Rows, Sizes};
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::NoLocalEndpointAction;
 use libbpf_rs::libbpf_sys;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
 use std::fs::File;
@@ -39,7 +39,7 @@ pub struct Config {
     pub pin_dir: PathBuf,
     pub cgroup: PathBuf,
     pub sizes: Sizes,
-    pub empty_local: EmptyLocal,
+    pub no_local_endpoint_action: NoLocalEndpointAction,
 }
 
 /// How this start uses the pinned tables.
@@ -105,7 +105,7 @@ impl Program {
         Ok(LoadConstants {
             shards: shards(),
             epoch: meta.epoch,
-            empty_local_drops: config.empty_local == EmptyLocal::Drop,
+            no_local_endpoint_drops: config.no_local_endpoint_action == NoLocalEndpointAction::Drop,
             host_netns: netns::own_cookie()?,
         })
     }
@@ -364,12 +364,14 @@ fn count_files(path: &Path) -> usize {
     std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| count_files(&entry.path())).sum()
 }
 
-/// Redirects the messages of libbpf from stderr to the log.
+/// Writes the messages of libbpf to the log instead of stderr.
 pub fn redirect_libbpf_log() {
     fn print(level: libbpf_rs::PrintLevel, text: String) {
         match level {
-            libbpf_rs::PrintLevel::Debug => tracing::trace!(target: "libbpf", "{}", text.trim_end()),
-            _ => tracing::debug!(target: "libbpf", "{}", text.trim_end()),
+            libbpf_rs::PrintLevel::Debug => {
+                tracing::trace!(target: "libbpf", text = text.trim_end(), "message of libbpf")
+            }
+            _ => tracing::debug!(target: "libbpf", text = text.trim_end(), "message of libbpf"),
         }
     }
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Info, print)));

@@ -234,8 +234,12 @@ pub fn read_backend(b: &abi::backend) -> BackendRow {
 pub fn node(at: &abi::address, row: &NodeRow) -> abi::node {
     let own = if row.own { abi::node_flag::NODE_OWN.0 } else { 0 };
     let loopback = if row.loopback { abi::node_flag::NODE_LOOPBACK.0 } else { 0 };
-    let alone = if row.alone { abi::node_flag::NODE_ALONE.0 } else { 0 };
-    abi::node { tag: (mix_address(at) >> 32) as u32, cluster: row.cluster, flags: (own | loopback | alone) as u16 }
+    let exact_loopback = if row.exact_loopback { abi::node_flag::NODE_EXACT_LOOPBACK.0 } else { 0 };
+    abi::node {
+        tag: (mix_address(at) >> 32) as u32,
+        cluster: row.cluster,
+        flags: (own | loopback | exact_loopback) as u16,
+    }
 }
 
 pub fn read_node(n: &abi::node) -> NodeRow {
@@ -244,7 +248,7 @@ pub fn read_node(n: &abi::node) -> NodeRow {
         cluster: n.cluster,
         own: has(abi::node_flag::NODE_OWN),
         loopback: has(abi::node_flag::NODE_LOOPBACK),
-        alone: has(abi::node_flag::NODE_ALONE),
+        exact_loopback: has(abi::node_flag::NODE_EXACT_LOOPBACK),
     }
 }
 
@@ -321,14 +325,14 @@ fn tag_of_cgroup(id: u64) -> u32 {
 }
 
 pub fn cgroup_rule(id: u64, rule: CgroupRule) -> abi::cgroup_rule {
-    let view = if rule.untouched { abi::cgroup_view::CGROUP_UNTOUCHED.0 } else { rule.view };
+    let view = if rule.excluded { abi::cgroup_view::CGROUP_EXCLUDED.0 } else { rule.view };
     abi::cgroup_rule { tag: tag_of_cgroup(id), view }
 }
 
 pub fn read_cgroup_rule(rule: &abi::cgroup_rule) -> CgroupRule {
-    match rule.view == abi::cgroup_view::CGROUP_UNTOUCHED.0 {
-        true => CgroupRule::UNTOUCHED,
-        false => CgroupRule { untouched: false, view: rule.view },
+    match rule.view == abi::cgroup_view::CGROUP_EXCLUDED.0 {
+        true => CgroupRule::EXCLUDED,
+        false => CgroupRule { excluded: false, view: rule.view },
     }
 }
 

@@ -19,7 +19,7 @@ const FLAPPING: Range<u64> = 2000..2064;
 const LOOKUPS: u64 = 20_000_000;
 
 fn rule(id: u64) -> CgroupRule {
-    CgroupRule { untouched: false, view: id as u32 }
+    CgroupRule { excluded: false, view: id as u32 }
 }
 
 /// Replaces the rules of steady cgroups by `changed` and back, and adds and removes those of the others.
@@ -87,6 +87,6 @@ fn a_rule_that_does_not_change_is_not_written_again() {
     let control = program.control().unwrap();
     assert!(control.write_rule(1000, rule(1000)).unwrap(), "a new rule is written");
     assert!(!control.write_rule(1000, rule(1000)).unwrap(), "an equal rule is not");
-    assert!(control.write_rule(1000, CgroupRule::UNTOUCHED).unwrap());
-    assert_eq!(control.rules()[&1000], CgroupRule::UNTOUCHED);
+    assert!(control.write_rule(1000, CgroupRule::EXCLUDED).unwrap());
+    assert_eq!(control.rules()[&1000], CgroupRule::EXCLUDED);
 }

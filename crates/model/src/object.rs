@@ -218,7 +218,7 @@ pub struct Pod {
     pub addresses: Box<[Address]>,
     pub containers: Box<[Container]>,
     /// The pod's processes are excluded from service resolution.
-    pub untouched: bool,
+    pub excluded: bool,
     /// The view that the pod's annotation asks for.
     pub view: Option<Name>,
     pub labels: Labels,

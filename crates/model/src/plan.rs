@@ -21,7 +21,7 @@ use crate::policy::Limit;
 use crate::reach::Reach;
 use crate::refusal::{Refusal, RefusalReason};
 use crate::row::{FrontendKey, FrontendKind, MAX_SLOTS, Rule, WhenEmpty};
-use crate::rules::{ExternalIps, LocalPolicy, Rules};
+use crate::rules::{ExternalIps, LocalTrafficPolicy, Rules};
 use crate::select::{Candidate, NodeLocation, Selection, select};
 use crate::virtual_address::is_reserved;
 use ipnet::IpNet;
@@ -225,7 +225,7 @@ fn refuse_addresses(service: &Service, rules: &Rules, refusals: &mut Vec<Refusal
         refuse(RefusalReason::ExternalIpNotAllowed, message);
     }
     let outer = service.load_balancer_ips.iter().chain(&service.external_ips);
-    for address in outer.filter(|a| is_reserved(&rules.virtual_ranges, **a)) {
+    for address in outer.filter(|a| is_reserved(&rules.virtual_address_cidrs, **a)) {
         let message = format!("{address} is a cloud's metadata address: it is left alone; use another one");
         refuse(RefusalReason::MetadataAddress, message);
     }
@@ -254,7 +254,7 @@ impl PortPlan<'_> {
 
     /// `--local-traffic-policy=strict`: one Local policy applies to every address.
     fn strict_local(&self) -> bool {
-        self.context.rules.local_policy == LocalPolicy::Strict
+        self.context.rules.local_traffic_policy == LocalTrafficPolicy::Strict
             && (self.service.internal == TrafficPolicy::Local || self.service.external_local())
     }
 
@@ -301,7 +301,7 @@ impl PortPlan<'_> {
     /// The load-balancer addresses and the externalIPs that may be programmed.
     fn external_addresses(&self) -> [Vec<Address>; 2] {
         let rules = self.context.rules;
-        let is_free = |address: &Address| !is_reserved(&rules.virtual_ranges, *address);
+        let is_free = |address: &Address| !is_reserved(&rules.virtual_address_cidrs, *address);
         let mut found =
             [&self.service.load_balancer_ips, &self.service.external_ips].map(|listed| self.of_family(listed));
         found[0].retain(is_free);

@@ -219,7 +219,7 @@ pub struct NodeRow {
     /// The row applies only to clients in the host's network namespace.
     pub loopback: bool,
     /// The row applies to 127.0.0.1 only. Otherwise the row of 127.0.0.1 applies to all of 127.0.0.0/8.
-    pub alone: bool,
+    pub exact_loopback: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use beeline_model::op::MemoryMaps;
 use beeline_model::planner::Planner;
 use beeline_model::resolve::{Dial, Verdict, resolve};
 use beeline_model::row::{BackendId, Sizes};
-use beeline_model::rules::{EmptyLocal, Rules};
+use beeline_model::rules::{NoLocalEndpointAction, Rules};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Protocol, ServiceName};
 
@@ -87,7 +87,7 @@ impl Client {
 
     fn dial(&self, to: &str) -> Verdict {
         let dial = Dial { prefer: Some(self.recorded), ..Dial::to(address(to), 80, Protocol::Tcp) };
-        resolve(&self.memory.rows, &dial, EmptyLocal::Refuse)
+        resolve(&self.memory.rows, &dial, NoLocalEndpointAction::Refuse)
     }
 
     fn keeps(&self) -> bool {

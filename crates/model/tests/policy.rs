@@ -13,7 +13,7 @@ use beeline_model::planner::{Delta, Planner};
 use beeline_model::policy::{self, *};
 use beeline_model::resolve::{Dial, resolve};
 use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, ExternalIps, HostRole, Rules};
+use beeline_model::rules::{ExternalIps, HostRole, NoLocalEndpointAction, Rules};
 use beeline_model::selector::{LabelOperator, Labels, Requirement, Selector};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Protocol, ServiceName};
@@ -77,7 +77,7 @@ fn pod(name: &str, at: &str) -> Pod {
         node: Some("n1".into()),
         addresses: [address(at)].into(),
         containers: [].into(),
-        untouched: false,
+        excluded: false,
         view: None,
         labels: labels("cache"),
         ready: true,
@@ -198,7 +198,7 @@ impl Scene {
     fn dial(&self, to: &str) -> String {
         let at: std::net::SocketAddr = to.parse().unwrap();
         let dial = Dial::to(Address::from(at.ip()), at.port(), Protocol::Udp);
-        let verdict = resolve(&self.memory.rows, &dial, EmptyLocal::Refuse);
+        let verdict = resolve(&self.memory.rows, &dial, NoLocalEndpointAction::Refuse);
         let backend = |id: &u32| {
             let row = self.memory.rows.backends[*id];
             std::net::SocketAddr::new(row.address.ip(), row.port).to_string()
@@ -359,7 +359,7 @@ fn a_virtual_address_that_is_in_use_is_refused() {
     let mut scene = Scene::new();
     let mut rules = Rules::for_node("n1");
     rules
-        .virtual_ranges
+        .virtual_address_cidrs
         .extend(["10.0.0.0/8", "192.0.2.0/24", "172.16.0.0/12"].map(|net| net.parse::<ipnet::IpNet>().unwrap()));
     scene.planner = Planner::new(rules);
     scene.apply(Change::Upsert(Object::Service(dns())));
@@ -517,7 +517,7 @@ fn a_service_may_use_a_metadata_address_only_if_it_is_listed_explicitly() {
         assert_eq!((scene.dial(&format!("{at}:53")), refused), ("untouched".into(), vec!["metadataAddress"]), "{at}");
     }
     let mut rules = Rules::for_node("n1");
-    rules.virtual_ranges.push("100.100.100.200/32".parse().unwrap());
+    rules.virtual_address_cidrs.push("100.100.100.200/32".parse().unwrap());
     scene.planner = Planner::new(rules);
     scene.apply(Change::Upsert(Object::Service(outer("100.100.100.200"))));
     assert_eq!((scene.dial("100.100.100.200:53"), scene.planner.refusals()), ("refused".into(), vec![]));

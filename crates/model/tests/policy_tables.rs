@@ -14,7 +14,7 @@ use beeline_model::planner::Delta;
 use beeline_model::policy::{Limit, PolicyKind, PolicyName};
 use beeline_model::resolve::Dial;
 use beeline_model::row::*;
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::NoLocalEndpointAction;
 use beeline_model::table::Tables;
 use beeline_model::{Address, Audience, Family, PortName, Protocol, ServiceName, SetName, SetRole};
 use std::collections::{BTreeMap, BTreeSet};
@@ -206,7 +206,7 @@ fn dials() -> Vec<Dial> {
 }
 
 fn result(rows: &Rows, dial: &Dial) -> DialResult {
-    DialResult::of(rows, dial, EmptyLocal::Refuse)
+    DialResult::of(rows, dial, NoLocalEndpointAction::Refuse)
 }
 
 /// Holds between any two writes, whatever failed: no pod is redirected to itself, and every set with a limit has a

@@ -31,7 +31,7 @@ pub fn binary(named: Option<&Path>) -> Result<PathBuf> {
         "{} is missing: run `cargo build -p beeline`, or pass another program with --binary",
         path.display()
     );
-    path.canonicalize().with_context(|| format!("find {}", path.display()))
+    path.canonicalize().with_context(|| format!("cannot find {}", path.display()))
 }
 
 /// Starts the agent with additional options. `kit restart` uses the same command line.

@@ -56,7 +56,11 @@ impl Agent {
             Err(error) => error.to_string(),
         };
         if self.pod_cgroups.members().record_failure(uid, error.clone()) {
-            tracing::warn!(pod_uid = uid, error, "the pod cannot join its LocalRedirectPolicy; retrying");
+            tracing::warn!(
+                pod_uid = uid,
+                error,
+                "cannot add the pod to the backends of its LocalRedirectPolicy; retrying"
+            );
         }
         false
     }
@@ -79,8 +83,8 @@ impl Agent {
         }
     }
 
-    /// Removes the levels at which no member's cgroup is. Not before all clusters are complete: rows that are not in the
-    /// plan yet may belong to pods that are not known yet.
+    /// Removes the levels at which no member's cgroup is. Does nothing before all clusters are complete, because rows that
+    /// are not in the plan yet may belong to pods that are not known yet.
     pub(super) fn remove_unused_member_levels(&self) {
         if !self.sources.is_complete() {
             return;

@@ -99,7 +99,7 @@ impl Agent {
             live: program.is_attached(),
             self_test: self.self_test.clone(),
             exact_udp_reaping: self.udp_reaper.is_exact(),
-            empty_local: self.settings.rules.empty_local,
+            no_local_endpoint_action: self.settings.rules.no_local_endpoint_action,
             sizes: self.settings.kernel.sizes,
         }
     }

@@ -1,5 +1,5 @@
-//! Tracks how each group of pods is reached, by which evidence, and which endpoint to probe next. Plain state: the time is
-//! a parameter; netlink and sockets are elsewhere.
+//! Tracks how each group of pods is reached, by which evidence, and which endpoint to probe next. It does no
+//! input or output: the time is a parameter, and `reach.rs` reads routes and sends probes.
 //!
 //! - A route more specific than the default route: direct, without probes.
 //! - No route, or one that blocks: through the node.

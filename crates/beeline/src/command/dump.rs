@@ -172,7 +172,7 @@ fn node_rows(tables: &LiveTables) -> Vec<DumpRow> {
             ("cluster", node.cluster.to_string()),
             ("own", word(node.own)),
             ("hostOnly", word(node.loopback)),
-            ("exactLoopback", word(node.alone)),
+            ("exactLoopback", word(node.exact_loopback)),
         ],
     };
     tables.rows.nodes.iter().map(row).collect()

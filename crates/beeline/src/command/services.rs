@@ -17,7 +17,7 @@ use std::process::ExitCode;
 #[serde(rename_all = "camelCase")]
 struct FrontendRow {
     cluster: String,
-    /// 0 means that processes without a view have it too.
+    /// The number of the view; 0 is the default view.
     view: u32,
     /// The name of the view, where an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,7 +26,7 @@ struct FrontendRow {
     service: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy_kind: Option<String>,
-    /// NAMESPACE/NAME of what takes the dials that a policy passes on.
+    /// NAMESPACE/NAME of the policies and Services that are used when this one has no backend, in order.
     #[serde(skip)]
     next: Vec<String>,
     port: String,

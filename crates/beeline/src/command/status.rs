@@ -65,7 +65,7 @@ fn tables_status(query: &QueryArgs) -> anyhow::Result<TablesStatus> {
         agent: format!("none at {}", query.paths.socket.display()),
         last_heartbeat: control.heartbeat_age().map(|age| format!("{:.1} s ago", age.as_secs_f64())),
         agent_down_action: control
-            .orphan_timeout()
+            .agent_down_timeout()
             .map_or("keep".to_owned(), |timeout| format!("passthrough after {} s", timeout.as_secs())),
         kernel: TablesLocation {
             pin_dir: query.paths.pin_dir.clone(),
@@ -81,7 +81,7 @@ fn tables_status(query: &QueryArgs) -> anyhow::Result<TablesStatus> {
     })
 }
 
-/// Only one cluster, and it is the node's own: its name is not worth a line.
+/// Whether the only cluster is the node's own. Its name is not printed then.
 fn is_plain(status: &AgentStatus) -> bool {
     use beeline_model::name::LOCAL_CLUSTER;
     use beeline_model::rules::HostRole;

@@ -394,7 +394,7 @@ async fn conflicts(cluster: &Cluster<'_>) {
         "toPorts": [{ "name": "http", "port": 8080, "protocol": "TCP" }],
     });
     let message = create_refused(cluster, &redirects(), &redirect).await;
-    assert!(message.contains("BalancingPolicy default/first is for the Service default/web"), "{message}");
+    assert!(message.contains("BalancingPolicy default/first already matches the Service default/web"), "{message}");
     // A policy for a Service that does not exist yet is accepted, and so is a change of the same policy.
     cluster.create(&balancing(), balancing_policy("later", "not-there", "web")).await;
     let patch = json!({ "spec": { "config": { "enableOutCluster": false } } });
@@ -429,7 +429,7 @@ async fn rights(cluster: &Cluster<'_>) {
     let write = rule(json!(["*"]), json!(["balancingpolicies", "localredirectpolicies"]));
     cluster.create(&format!("{rbac}/clusterroles"), json!({ "metadata": { "name": "writer" }, "rules": write })).await;
     cluster.create(&format!("{rbac}/clusterrolebindings"), bind("writer")).await;
-    // All rights in her namespace do not include this right.
+    // All rights in the user's own namespace do not include this right.
     let all = json!([{ "apiGroups": ["*"], "verbs": ["*"], "resources": ["*"] }]);
     cluster.create(&format!("{rbac}/clusterroles"), json!({ "metadata": { "name": "owner" }, "rules": all })).await;
     cluster.create(&format!("{rbac}/namespaces/default/rolebindings"), bind("owner")).await;
@@ -501,7 +501,7 @@ async fn check_webhook(cluster: &Cluster<'_>) -> Result<(), String> {
         .request("POST", &format!("{}?dryRun=All", balancing()), &balancing_policy("second", "web", "web"))
         .await
     {
-        Err(kube::Error::Api(status)) if status.message.contains("is for the Service default/web") => Ok(()),
+        Err(kube::Error::Api(status)) if status.message.contains("already matches the Service default/web") => Ok(()),
         other => Err(format!("{other:?}")),
     }
 }

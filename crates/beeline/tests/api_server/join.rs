@@ -119,7 +119,7 @@ async fn a_second_cluster_can_be_joined(cluster: &mut Cluster<'_>, host: &Host) 
     let file = std::fs::read_to_string(host.path("etc/beeline/config.yaml")).unwrap();
     assert_eq!(file, format!("{before}  - name: shop\n    kubeconfig: /var/lib/beeline/clusters/shop/kubeconfig\n"));
     let message = host::run_failing(&["leave", "--root", &root]);
-    assert!(message.contains("which cluster? This host has joined several: test, shop"), "{message}");
+    assert!(message.contains("name the cluster to leave; this host has joined test, shop"), "{message}");
     ["test", "shop"].iter().for_each(|name| create_snapshot_files(host, name));
     run_ok(&["leave", "shop", "--root", &root]);
     let exist =

@@ -79,7 +79,7 @@ impl ReferenceModel<'_> {
     /// load-balancer addresses and externalIPs.
     fn is_usable(&self, at: Address) -> bool {
         let metadata = at.to_string().starts_with("169.254.169.");
-        let allowed = self.rules.virtual_ranges.iter().any(|net| net.contains(&at.ip())) && !metadata;
+        let allowed = self.rules.virtual_address_cidrs.iter().any(|net| net.contains(&at.ip())) && !metadata;
         let services = self.objects.services.values();
         let nodes = self.objects.nodes.values();
         allowed

@@ -79,7 +79,7 @@ fn passthrough_leaves_dials_untouched_some_time_after_the_agent_ended() {
     wait_until("dials are left untouched", || name(web()[0]) == "outside");
     assert!(killed.elapsed() >= Duration::from_millis(1500), "after {:?}", killed.elapsed());
     web().iter().for_each(|to| assert_untouched(&client, *to, "outside"));
-    assert!(fixture.stat("orphaned") >= 9);
+    assert!(fixture.stat("dials_agent_down") >= 9);
     fixture.start_again();
     web().iter().for_each(|to| drop(assert_resolved(&client, &DialRequest::new(DialKind::UdpSendTo, *to), &["pod-a"])));
 }
@@ -93,7 +93,7 @@ fn a_heartbeat_in_the_future_counts() {
     fixture.kill();
     fixture.set_heartbeat_ahead(Duration::from_secs(60));
     web().iter().for_each(|to| drop(assert_resolved(&client, &DialRequest::new(DialKind::Tcp, *to), &["pod-a"])));
-    assert_eq!(fixture.stat("orphaned"), 0);
+    assert_eq!(fixture.stat("dials_agent_down"), 0);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn an_excluded_cgroup_is_not_resolved() {
         assert_untouched(&excluded, to, "outside");
         assert_untouched(&inner, to, "outside");
     }
-    assert!(fixture.stat("opted_out") >= 18);
+    assert!(fixture.stat("dials_excluded") >= 18);
 }
 
 /// Runs `beeline monitor` until it has printed this many events, and `work` to cause them.

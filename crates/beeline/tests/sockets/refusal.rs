@@ -37,7 +37,7 @@ fn local_services(network: &TestNetwork) -> [ManifestFile; 2] {
 }
 
 /// Frontends with the traffic policy Local and no local endpoint.
-fn empty_local() -> Vec<SocketAddr> {
+fn frontends_without_local_endpoint() -> Vec<SocketAddr> {
     [address_forms("10.96.0.13", "fd00:96::13", 80), address_forms("172.31.0.12", "fd00:31::12", 30082)].concat()
 }
 
@@ -61,7 +61,7 @@ fn only_services_without_usable_endpoint_or_port_are_refused() {
     ] {
         address_forms(v4, v6, port).iter().for_each(|to| assert_refused(&client, *to, why));
     }
-    empty_local().iter().for_each(|to| assert_refused(&client, *to, "empty Local"));
+    frontends_without_local_endpoint().iter().for_each(|to| assert_refused(&client, *to, "empty Local"));
     free.iter().for_each(|to| assert_untouched(&client, *to, "outside"));
     let counters = fixture.counters("default/internal/tcp/TCP");
     assert_eq!((counters.refused, counters.no_local, counters.dials), (3, 3, 0));

@@ -147,7 +147,7 @@ fn check_virtual(policy: &Policy, address: Address, context: &PolicyContext<'_>)
         );
         return Err(refusal(policy, RefusalReason::OwnAddress, message));
     }
-    match (virtual_address::check(&context.rules.virtual_ranges, address), &context.taken) {
+    match (virtual_address::check(&context.rules.virtual_address_cidrs, address), &context.taken) {
         (Err(why), _) => not_allowed(&why),
         (Ok(()), Some(owner)) => not_allowed(&format!("it is {owner} already")),
         (Ok(()), None) => Ok(()),

@@ -36,7 +36,7 @@ pub fn node_port(service: &Service, port: &ServicePort) -> u16 {
 
 /// A cluster that this host is outside of may use neither the host's own addresses nor a metadata address.
 pub(super) fn may_program(rules: &Rules, paths: &PathContext<'_>, address: Address) -> bool {
-    let reserved = paths.host_role == HostRole::Outside && is_reserved(&rules.virtual_ranges, address);
+    let reserved = paths.host_role == HostRole::Outside && is_reserved(&rules.virtual_address_cidrs, address);
     !paths.is_own_address(address) && !reserved
 }
 
@@ -54,7 +54,7 @@ pub(super) fn refuse_own_addresses(service: &Service, context: &PlanContext<'_>,
         reason: RefusalReason::OwnAddress,
         message: format!("{address} is this host's own, loopback or link-local: no remote cluster's, it is left alone"),
     }));
-    let reserved = |a: &&Address| is_reserved(&context.rules.virtual_ranges, **a) && !paths.is_own_address(**a);
+    let reserved = |a: &&Address| is_reserved(&context.rules.virtual_address_cidrs, **a) && !paths.is_own_address(**a);
     refusals.extend(service.cluster_ips.iter().filter(reserved).map(|address| Refusal {
         subject: (&service.name).into(),
         reason: RefusalReason::MetadataAddress,

@@ -107,7 +107,7 @@ impl ExplainClient {
         let rules = tables.control()?.rules();
         // From the client's cgroup upwards: the nearest rule decides the view.
         let found: Vec<_> = cgroups.iter().filter_map(|id| rules.get(id)).copied().collect();
-        let excluded = found.iter().any(|rule| rule.untouched).then(|| {
+        let excluded = found.iter().any(|rule| rule.excluded).then(|| {
             "the client is in an excluded cgroup (--exclude-cgroup, its pod's annotation, or an annotation with an unknown \
              view: see `beeline status`)"
                 .to_owned()

@@ -17,7 +17,7 @@ pub fn tables(status: &TablesStatus) -> String {
     let (kernel, counts) = (&status.kernel, &status.counts);
     let heartbeat = or_dash(status.last_heartbeat.as_ref());
     render(&[
-        ("agent", format!("{}; the kernel goes on with its tables as they are", status.agent)),
+        ("agent", format!("{}; the BPF programs keep using the last tables", status.agent)),
         ("last heartbeat", format!("{heartbeat}; --agent-down-action: {}", status.agent_down_action)),
         (
             "tables",
