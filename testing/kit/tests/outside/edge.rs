@@ -176,7 +176,7 @@ fn an_edge_host_dials_its_own_pods_and_the_clouds_nodes() {
         wait_until(&format!("{target} by {expected:?}"), || sorted(edge.explain(target).backends()) == expected);
         let paths = edge.explain(target).paths();
         assert!(
-            paths.iter().any(|path| path == "unreachable: on another edge node, where nothing proxies"),
+            paths.iter().any(|path| path == "unreachable: on another edge node, where no service proxy runs"),
             "{paths:?}"
         );
     }
@@ -195,5 +195,8 @@ fn an_edge_host_dials_its_own_pods_and_the_clouds_nodes() {
         assert_eq!(names(&report, &target).into_iter().collect::<Vec<_>>(), ["h3"], "{target}");
     }
     edge.assert_refused(&targets(&fixture, "plain"));
-    assert_eq!(edge.explain(&targets(&fixture, "plain")[0]).paths(), ["unreachable: no nodePort and pods not routed"]);
+    assert_eq!(
+        edge.explain(&targets(&fixture, "plain")[0]).paths(),
+        ["unreachable: no nodePort and pods are not routed"]
+    );
 }

@@ -89,11 +89,12 @@ fn assert_refused_without_node_port(fixture: &ClusterFixture, agent: &OutsideAge
     for target in two_of(&targets) {
         let explanation = agent.explain(&target);
         assert_eq!(explanation.verdict(), "refused");
-        assert_eq!(explanation.paths(), vec!["unreachable: no nodePort and pods not routed"; 3], "{target}");
+        assert_eq!(explanation.paths(), vec!["unreachable: no nodePort and pods are not routed"; 3], "{target}");
     }
     let refused = agent.refusals(&format!("{}/plain", fixture.namespace()));
     let is_expected = |(reason, text): &(String, String)| {
-        reason == "unreachable" && text.contains("no nodePort and pods not routed; dials to the ClusterIP are refused")
+        reason == "unreachable"
+            && text.contains("no nodePort and pods are not routed; dials to the ClusterIP are refused")
     };
     assert!(refused.len() == 4 && refused.iter().all(is_expected), "two protocols, two families: {refused:?}");
 }

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn endpoints_without_a_path_are_not_called_missing() {
-        let lost = "unreachable: no nodePort and pods not routed";
+        let lost = "unreachable: no nodePort and pods are not routed";
         let endpoint = |in_cluster_set: bool, unreachable: bool| EndpointExplanation {
             address: "10.244.1.2".into(),
             port: 80,
