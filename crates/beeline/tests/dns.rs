@@ -275,7 +275,7 @@ fn upstream(place: &TestHost, port: u16) -> Upstream {
         hints: None,
     };
     let published = Published::Headless { unready: false };
-    let facts = [
+    let changes = [
         Change::Upsert(Object::NamedService(NamedService { name: owner.clone(), published, ports: [].into() })),
         Change::Upsert(Object::NamedSlice(Slice {
             name: SliceName { cluster: "else".into(), namespace: "x".into(), name: "c".into() },
@@ -286,7 +286,7 @@ fn upstream(place: &TestHost, port: u16) -> Upstream {
             hostnames: None,
         })),
     ];
-    names.apply(facts.iter().filter_map(NameChange::from_change).collect(), ["else"]);
+    names.apply(changes.iter().filter_map(NameChange::from_change).collect(), ["else"]);
     let at = (Ipv4Addr::new(127, 0, 0, 77), port).into();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     // The sockets are created in the namespace and stay in it.

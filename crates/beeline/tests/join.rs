@@ -48,18 +48,18 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn a_truncated_code_is_distinguished_from_an_altered_one() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = code(600).encode();
-    let mut altered = whole.clone();
-    altered.replace_range(100..101, if &whole[100..101] == "x" { "y" } else { "x" });
+    let encoded = code(600).encode();
+    let mut altered = encoded.clone();
+    altered.replace_range(100..101, if &encoded[100..101] == "x" { "y" } else { "x" });
     let other = URL_SAFE_NO_PAD.encode([7u8, 0, 0, 0, 0, 0, 0, 0, 0]);
     for (given, words) in [
-        (&whole[..whole.len() / 2], "the code is cut off"),
-        (&whole[..7], "the code is cut off after 7"),
+        (&encoded[..encoded.len() / 2], "the code is cut off"),
+        (&encoded[..7], "the code is cut off after 7"),
         (altered.as_str(), "the code was altered"),
         (other.as_str(), "the code is of version 7"),
         ("", "the code is empty"),
         ("AQ%AA", "the character '%'"),
-        (&format!("{whole}{whole}"), "characters too many"),
+        (&format!("{encoded}{encoded}"), "characters too many"),
     ] {
         let (succeeded, error) = join(given, dir.path(), &[]);
         assert!(!succeeded && error.contains(words), "{words}: {error}");

@@ -106,13 +106,13 @@ fn a_mutation_affects_only_its_own_document() {
         let units = units(name, &text);
         let broken = random.usize(0..units.len());
         let mutated = mutate(&mut random, &units[broken]);
-        let whole: Vec<u8> = units
+        let mutated_file: Vec<u8> = units
             .iter()
             .enumerate()
             .flat_map(|(i, unit)| if i == broken { &mutated } else { unit.as_bytes() }.to_vec())
             .collect();
         for file in FILES {
-            let bytes = if file == name { whole.clone() } else { fs::read(data().join(file)).unwrap() };
+            let bytes = if file == name { mutated_file.clone() } else { fs::read(data().join(file)).unwrap() };
             fs::write(folder.path().join(file), bytes).unwrap();
         }
         let snapshot = FolderSource::new(folder.path(), "local", ServiceFilter::default()).load().unwrap();

@@ -120,7 +120,7 @@ fn push_batch(state: &mut ClusterState, batch: ChangeBatch) {
     if state.error != batch.error {
         match &batch.error {
             Some(error) => tracing::warn!(error, "cannot read the cluster, the last known state stays in effect"),
-            None => tracing::info!("reading the cluster again"),
+            None => tracing::info!("the cluster can be read again"),
         }
     }
     state.push(batch.changes, batch.synced, batch.complete && batch.error.is_none());
@@ -131,6 +131,6 @@ fn push_batch(state: &mut ClusterState, batch: ChangeBatch) {
 async fn adopt_node_slices(settings: &ControllerSettings, client: &kube::Client, state: &SharedState) {
     match list_node_slices(client, &settings.namespace).await {
         Ok(slices) => state.with(|state| state.adopt_nodes(&slices)),
-        Err(error) => tracing::warn!(%error, "cannot read the published node slices"),
+        Err(error) => tracing::warn!(%error, "cannot read the published node slices; nodes may move to other slices"),
     }
 }

@@ -1,5 +1,5 @@
-//! The index against a naive one that lists every record: after any sequence of changes the answers are those of the
-//! current objects.
+//! The index, compared with a reference model that lists every record: after any sequence of changes the answers are
+//! those of the current objects.
 
 use beeline_dns::{Answer, AnswerCode, NameChange, NameIndex, Zone};
 use beeline_model::change::{Change, ObjectKey};
@@ -182,7 +182,7 @@ impl Objects {
 type Records = BTreeMap<String, BTreeSet<(String, String)>>;
 
 /// Every record of a cluster below a domain, by the text of the DNS specification, and the names without records.
-fn naive_records(objects: &Objects, cluster: &str, domain: &str) -> Records {
+fn reference_records(objects: &Objects, cluster: &str, domain: &str) -> Records {
     let mut all = Records::new();
     let mut add = |name: String, kind: &str, data: String| {
         let at = all.entry(name).or_default();
@@ -288,9 +288,9 @@ fn query(index: &NameIndex, name: &str, kind: RecordType) -> Answer {
     index.answer(0, &Name::from_ascii(format!("{name}.")).unwrap(), kind)
 }
 
-/// Compares the answers to all names and types with the naive records.
+/// Compares the answers to all names and types with those of the reference model.
 fn compare(index: &NameIndex, objects: &Objects, cluster: &str, domain: &str) -> usize {
-    let written = naive_records(objects, cluster, domain);
+    let written = reference_records(objects, cluster, domain);
     let mut compared = 0;
     for name in candidates(domain) {
         let here = written.get(&name);

@@ -1,5 +1,5 @@
-//! The cluster's objects in our types, with only the fields that decide something. Every source (an API server, an edge
-//! cache, a folder of manifests) produces the same types.
+//! The cluster's objects in types of this crate, with only the fields that decide something. Every source (an API
+//! server, an edge cache, a folder of manifests) produces the same types.
 
 use crate::address::{Address, Family};
 use crate::change::ObjectKey;

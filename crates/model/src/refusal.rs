@@ -52,7 +52,7 @@ pub struct ObjectRef {
     pub name: Name,
 }
 
-/// A place in a file of manifests.
+/// A position in a file of manifests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileRef {
     pub name: Name,
@@ -307,7 +307,7 @@ reasons! {
     Unreachable = "unreachable",
     /// The service range belongs to another cluster.
     RangeOwned = "rangeOwned",
-    /// The service ranges of a cluster that comes before are not known yet.
+    /// The service ranges of an earlier cluster are not known yet.
     RangeUnknown = "rangeUnknown",
     /// Two clusters use the same pod addresses.
     PodsShared = "podsShared",

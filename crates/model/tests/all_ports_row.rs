@@ -50,7 +50,7 @@ fn service(cluster: &str, at: &str, protocol: Protocol) -> Change {
 }
 
 /// No object of cluster a is received yet, and b's Service, which has only an SCTP port, was deleted. Its address must
-/// not be refused for ever.
+/// not stay refused.
 #[test]
 fn an_all_ports_row_without_other_rows_is_deleted_with_its_service() {
     let (mut tables, mut memory) = (Tables::new(sizes()), MemoryMaps::new(sizes()));

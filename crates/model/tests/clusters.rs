@@ -200,7 +200,7 @@ impl OwnedResult {
     }
 
     /// More is allowed than by `DialResult::is_between`: a node that moves to another cluster may belong to no cluster
-    /// for a moment, an address that was or will be left alone may already or still be resolved, and so may an address
+    /// for a moment, an address that was or will be untouched may already or still be resolved, and so may an address
     /// that moves to a Service that loses its last backend, or from one that gets its first. But the owner is always
     /// the old or the new one.
     fn is_between(&self, old: &OwnedResult, new: &OwnedResult, dial: &Dial) -> bool {

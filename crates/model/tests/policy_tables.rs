@@ -63,7 +63,7 @@ struct Levels {
     service: Option<BTreeSet<u8>>,
     balancing: Option<BTreeSet<u8>>,
     redirect: Option<Redirect>,
-    alone: Option<Redirect>,
+    at_virtual: Option<Redirect>,
 }
 
 impl Levels {
@@ -87,7 +87,7 @@ impl Levels {
             1 => self.service = Some(pods(rng)),
             2 => self.balancing = (rng.u8(..3) != 0).then(|| pods(rng)),
             3..6 => flip(&mut self.redirect, rng),
-            _ => flip(&mut self.alone, rng),
+            _ => flip(&mut self.at_virtual, rng),
         }
     }
 
@@ -109,8 +109,8 @@ impl Levels {
     fn plan(&self) -> Plan {
         let mut plan = Plan::default();
         plan.add(SERVED, FrontendKind::ClusterIp, &self.levels());
-        if let Some(redirect) = &self.alone {
-            let name = policy(PolicyKind::LocalRedirect, "alone");
+        if let Some(redirect) = &self.at_virtual {
+            let name = policy(PolicyKind::LocalRedirect, "virtual");
             plan.add(VIRTUAL, FrontendKind::Virtual, &[(name, Rule::Redirect, &redirect.ready, Some(redirect))]);
         }
         plan
@@ -381,7 +381,7 @@ fn between_two_writes_a_dial_gets_the_old_or_the_new_result() {
     println!("{checked} dials between writes");
 }
 
-/// A policy that is deleted and created retried gets another id, or the same id with a full bucket.
+/// A policy that is deleted and created again gets another id, or the same id with a full bucket.
 #[test]
 fn a_policy_keeps_its_id_while_it_exists() {
     let mut agent = TestAgent::new(1);

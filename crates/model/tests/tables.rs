@@ -256,7 +256,8 @@ fn watch_step(agent: &mut TestAgent, dials: &[Dial], old: &Rows, seed: u64) -> u
     checked
 }
 
-/// Services that do not fit are refused with a reason, existing ones keep serving, and deleted ones free their room.
+/// Services that do not fit are refused with a reason, existing ones keep serving, and deleted ones free their
+/// capacity.
 #[test]
 fn full_tables_stay_consistent() {
     let tiny = Sizes {
