@@ -3,7 +3,7 @@
 mod fixture;
 
 use beeline_dns::{DnsSocket, NameChange, NameStore, QueryHandler, Zone};
-use beeline_harness::{DialKind, DialRequest, TestHost};
+use beeline_harness::{DialKind, DialRequest, TestHost, test_seed};
 use beeline_model::change::Change;
 use beeline_model::object::{Endpoint, NamedService, Object, Published, Slice, SliceName};
 use beeline_model::{Address, Family, ServiceName};
@@ -266,14 +266,7 @@ fn the_system_resolver_uses_the_search_list() {
 fn upstream(place: &TestHost, port: u16) -> Upstream {
     let names = Arc::new(NameStore::new(vec![Zone::new("else", "example.org").unwrap()], Vec::new()));
     let owner = ServiceName::new("else", "x", "crowd");
-    let endpoint = |last: u8| Endpoint {
-        address: Address::from(IpAddr::from([192, 0, 2, last])),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        hints: None,
-    };
+    let endpoint = |last: u8| Endpoint::ready(Address::from(IpAddr::from([192, 0, 2, last])));
     let published = Published::Headless { unready: false };
     let changes = [
         Change::Upsert(Object::NamedService(NamedService { name: owner.clone(), published, ports: [].into() })),
@@ -582,7 +575,7 @@ fn a_query_load_is_answered_with_a_bounded_number_of_descriptors() {
 }
 
 fn send_malformed(socket: &UdpSocket, stop: &AtomicBool) {
-    let mut rng = fastrand::Rng::with_seed(7);
+    let mut rng = fastrand::Rng::with_seed(test_seed(7));
     while !stop.load(Ordering::Relaxed) {
         let mut bytes = packet("web.shop.svc.cluster.local.", RecordType::A, Some(512));
         let at = rng.usize(2..bytes.len());

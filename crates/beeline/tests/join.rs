@@ -3,6 +3,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use beeline_harness::wait_until;
 use beeline_join::{Credential, JoinCode, Token};
 use rustix::fs::{FlockOperation, flock};
 use std::io::Write;
@@ -234,8 +235,12 @@ fn leave_waits_for_the_lock_of_the_configuration() {
     let other = std::fs::File::open(host.path("etc/beeline")).unwrap();
     flock(&other, FlockOperation::LockExclusive).unwrap();
     let mut child = host.leave_command("green").stdout(Stdio::null()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(child.try_wait().unwrap().is_none(), "leave waits for the lock");
+    let pid = child.id().to_string();
+    // The kernel marks a process that waits for a lock by an arrow.
+    let waits = |line: &str| line.contains("->") && line.split_whitespace().any(|word| word == pid);
+    wait_until("leave waits for the lock", Duration::from_secs(20), || {
+        std::fs::read_to_string("/proc/locks").unwrap().lines().any(waits)
+    });
     std::fs::write(host.file(), format!("events: all\n{}", host.text())).unwrap();
     drop(other);
     assert!(child.wait().unwrap().success());

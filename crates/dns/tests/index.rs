@@ -2,12 +2,12 @@
 //! those of the current objects.
 
 use beeline_dns::{Answer, AnswerCode, NameChange, NameIndex, Zone};
+use beeline_harness::test_seed;
 use beeline_model::change::{Change, ObjectKey};
 use beeline_model::cluster::order::{ClusterOrder, Ranges};
 use beeline_model::cluster::{ClusterRules, PodAccess};
 use beeline_model::object::{
     Endpoint, Hostnames, NamedService, Object, Published, Service, ServicePort, Slice, SliceName, SlicePort,
-    TrafficPolicy,
 };
 use beeline_model::reach::{PodGroup, Reach, Reachability};
 use beeline_model::rules::HostRole;
@@ -67,20 +67,7 @@ impl ObjectGenerator {
     }
 
     fn service(&mut self) -> Service {
-        Service {
-            name: self.service_name(),
-            created: 0,
-            cluster_ips: self.addresses(),
-            load_balancer_ips: [].into(),
-            external_ips: [].into(),
-            source_ranges: [].into(),
-            has_node_ports: false,
-            internal: TrafficPolicy::Cluster,
-            external: TrafficPolicy::Cluster,
-            affinity: None,
-            health_check_node_port: 0,
-            ports: self.ports(),
-        }
+        Service { cluster_ips: self.addresses(), ports: self.ports(), ..Service::named(self.service_name()) }
     }
 
     fn named(&mut self) -> NamedService {
@@ -363,16 +350,9 @@ fn empty() -> NameIndex {
     index
 }
 
-/// The seed of the random test: `BEELINE_SEED`, or `0`. It is printed, so that a failure can be repeated.
-fn test_seed() -> u64 {
-    let seed = std::env::var("BEELINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
-    println!("BEELINE_SEED={seed}");
-    seed
-}
-
 #[test]
 fn answers_match_the_current_objects() {
-    let first_seed = test_seed();
+    let first_seed = test_seed(0);
     let mut compared = 0;
     for seed in (0..40).map(|n| first_seed.wrapping_add(n)) {
         let mut generator = ObjectGenerator { rng: Rng::with_seed(seed) };
@@ -399,14 +379,7 @@ fn answers_match_the_current_objects() {
 
 fn headless(name: &str, addresses: &[&str]) -> [Change; 2] {
     let owner = ServiceName::new("one", "x", name);
-    let endpoint = |text: &&str| Endpoint {
-        address: address(text),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        hints: None,
-    };
+    let endpoint = |text: &&str| Endpoint::ready(address(text));
     let published = Published::Headless { unready: false };
     let slice = Slice {
         name: SliceName { cluster: "one".into(), namespace: "x".into(), name: name.into() },

@@ -4,7 +4,7 @@
 use beeline_model::change::Change;
 use beeline_model::cluster::ClusterRules;
 use beeline_model::diff::{SyncScope, reconcile};
-use beeline_model::object::{Object, Service, ServicePort, TrafficPolicy};
+use beeline_model::object::{Object, Service, ServicePort};
 use beeline_model::op::{Maps, MemoryMaps};
 use beeline_model::planner::Planner;
 use beeline_model::row::{FrontendKey, Sizes};
@@ -34,18 +34,9 @@ fn rules() -> Rules {
 
 fn service(cluster: &str, at: &str, protocol: Protocol) -> Change {
     Change::Upsert(Object::Service(Service {
-        name: ServiceName::new(cluster, "default", "web"),
-        created: 0,
         cluster_ips: [address(at)].into(),
-        load_balancer_ips: [].into(),
-        external_ips: [].into(),
-        source_ranges: [].into(),
-        has_node_ports: false,
-        internal: TrafficPolicy::Cluster,
-        external: TrafficPolicy::Cluster,
-        affinity: None,
-        health_check_node_port: 0,
         ports: [ServicePort { name: "main".into(), protocol, port: 80, node_port: 0 }].into(),
+        ..Service::named(ServiceName::new(cluster, "default", "web"))
     }))
 }
 

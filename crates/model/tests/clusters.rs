@@ -22,7 +22,7 @@ use random_clusters::RandomClusters;
 use reference_model::{ReferenceModel, Weights};
 use support::dial_result::DialResult;
 use support::objects::address;
-use support::observed_maps::ObservedMaps;
+use support::observed_maps::failing_with_odd_seeds;
 use support::seed::seeds;
 
 fn sizes() -> Sizes {
@@ -79,9 +79,7 @@ impl TestAgent {
                     checked += 1;
                 }
             };
-            let mut coin = fastrand::Rng::with_seed(seed + round);
-            let fails = move || seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
-            let mut maps = ObservedMaps { inner: &mut self.memory, observe: Box::new(observe), fails: Box::new(fails) };
+            let mut maps = failing_with_odd_seeds(&mut self.memory, Box::new(observe), seed, round);
             let outcome = reconcile(&mut self.tables, &mut maps, &delta, false);
             drop(maps);
             self.planner.retry(&outcome);

@@ -52,7 +52,7 @@ fn dns() -> Service {
 
 fn endpoint(at: &str, node: &str) -> Endpoint {
     let address = address(at);
-    Endpoint { address, ready: true, serving: true, terminating: false, node: Some(node.into()), hints: None }
+    Endpoint { node: Some(node.into()), ..Endpoint::ready(address) }
 }
 
 fn slice_name(namespace: &str, name: &str) -> SliceName {
