@@ -279,12 +279,12 @@ fn register_stats(registry: &mut Registry, agent: &Agent) {
 }
 
 fn register_dns(registry: &mut Registry, agent: &Agent) {
-    let Some(names) = agent.names() else { return };
+    let Some(dns) = agent.dns() else { return };
     let family: Family<QueryLabels, Counter> = Family::default();
-    for (kind, outcome, count) in names.counts.all() {
-        let labels = QueryLabels { r#type: kind.into(), result: outcome.label().into() };
+    for (kind, result, count) in dns.query_counts() {
+        let labels = QueryLabels { r#type: kind.into(), result: result.into() };
         family.get_or_create(&labels).inc_by(count);
     }
     registry.register("beeline_dns_queries", "DNS queries, by record type and result", family);
-    gauge(registry, "beeline_dns_services", "Services whose names are answered", names.services() as i64);
+    gauge(registry, "beeline_dns_services", "Services whose names are answered", dns.services() as i64);
 }

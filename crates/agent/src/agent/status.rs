@@ -1,7 +1,7 @@
 //! The agent's status and refusals.
 
 use super::Agent;
-use crate::dns;
+use crate::dns::DnsUpdater;
 use crate::reach::ReachFinding;
 use crate::source::ClusterSource;
 use crate::status;
@@ -144,13 +144,7 @@ impl Agent {
             events: self.control.event_level().to_string(),
             node_addresses: own.map(|(address, _)| address.to_string()).collect(),
             nodes: planner.nodes().map(|node| (display_name(node), addresses(node))).collect(),
-            dns: self
-                .settings
-                .listeners
-                .dns
-                .as_ref()
-                .zip(self.names())
-                .map(|(settings, names)| dns::status(settings, names)),
+            dns: self.dns().map(DnsUpdater::status),
             zone: planner.own_node().and_then(|node| node.zone.as_ref()).map(|zone| zone.to_string()),
         }
     }

@@ -118,6 +118,7 @@ fn load(cluster: &ClusterSettings) -> anyhow::Result<Snapshot> {
             Ok(FolderSource::new(path, &cluster.rules.name, service_filter).load()?)
         }
         SourceSettings::Server(server) => list(*server),
+        #[cfg(feature = "outside")]
         SourceSettings::Edge(edge) => super::block_on(async { Ok(edge.load().await?) }),
     }
 }
