@@ -154,7 +154,7 @@ test-chart: ## lint and render the chart and compare deploy/manifests with it; b
 
 test-rights: ## check that the agent needs exactly the manifest's capabilities
 	@scripts/setup.sh build test
-	cargo build -p beeline
+	cargo build --workspace --bin beeline
 	scripts/rights.sh
 
 release-arm64: ## cross-compile the release binary for arm64

@@ -18,7 +18,8 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("
     name = "beeline",
     version = VERSION,
     about = "Kubernetes Service load balancing at connect(), by eBPF",
-    after_help = "Exit codes: 0 success; 1 failure; 2 wrong usage; 3 not found; 4 a check failed (doctor, plan --diff, status).\n\n\
+    after_help = "Exit codes: 0 success; 1 failure; 2 wrong usage; 3 not found; 4 a check failed (doctor, plan --diff) or no agent\n\
+                  runs (status).\n\n\
                   Examples:\n  \
                   beeline agent --manifests /etc/beeline/manifests --node-name n1\n  \
                   beeline explain 10.96.0.10:53/UDP\n  \
@@ -152,9 +153,9 @@ pub enum OutputFormat {
 /// Where a running agent pins its maps and listens for commands.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct AgentPaths {
-    /// Directory of the pinned maps and links
-    #[arg(long, default_value = crate::options::PIN_DIR, value_name = "DIR")]
-    pub pin_dir: PathBuf,
+    /// Directory of the pinned maps and links [default: as the running agent reports, else /sys/fs/bpf/beeline]
+    #[arg(long, value_name = "DIR")]
+    pub pin_dir: Option<PathBuf>,
     /// Unix socket of the agent
     #[arg(long, default_value = crate::options::SOCKET, value_name = "PATH")]
     pub socket: PathBuf,

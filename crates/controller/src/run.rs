@@ -49,7 +49,8 @@ pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
     let admission = AdmissionHandler::new(client, state.clone());
     tasks.spawn(webhook::serve(webhook_listener, certificate.clone(), admission, stop.clone(), settings.drain));
     if let Some(listener) = health_listener {
-        tasks.spawn(health::serve(listener, HealthContext { state, certificate, leader, stop }));
+        let commit = settings.commit;
+        tasks.spawn(health::serve(listener, HealthContext { state, certificate, leader, stop, commit }));
     }
     let ended = tokio::select! {
         first = tasks.join_next() => first.map_or(Ok(()), |joined| joined.context("a task of the controller panicked")?),

@@ -20,6 +20,15 @@ impl Refusal {
     pub fn new(subject: impl Into<RefusalSubject>, reason: RefusalReason, message: impl Into<String>) -> Refusal {
         Refusal { subject: subject.into(), reason, message: message.into() }
     }
+
+    /// The Node of `--node-name` does not exist.
+    pub fn node_not_found(name: Name) -> Refusal {
+        let message = format!(
+            "there is no Node named {name}, so no endpoint counts as local and topology hints are not used: check --node-name"
+        );
+        let node = ObjectRef { kind: "Node", cluster: None, namespace: None, name };
+        Refusal::new(node, RefusalReason::NodeNotFound, message)
+    }
 }
 
 /// What a refusal is about.

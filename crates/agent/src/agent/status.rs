@@ -12,7 +12,7 @@ use beeline_model::Name;
 use beeline_model::cluster::ClusterRules;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::object::Node;
-use beeline_model::refusal::{ObjectRef, Refusal, RefusalReason};
+use beeline_model::refusal::Refusal;
 use beeline_model::rules::HostRole;
 use std::time::{Instant, SystemTime};
 
@@ -48,12 +48,7 @@ impl Agent {
         {
             return None;
         }
-        let name = rules.node_name.clone();
-        let message = format!(
-            "there is no Node named {name}, so no endpoint counts as local and topology hints are not used: check --node-name"
-        );
-        let node = ObjectRef { kind: "Node", cluster: None, namespace: None, name };
-        Some(Refusal::new(node, RefusalReason::NodeNotFound, message))
+        Some(Refusal::node_not_found(rules.node_name.clone()))
     }
 
     /// On a host outside the cluster the host's name.
