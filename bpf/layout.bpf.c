@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
  * This object is never loaded. It has one variable of each type that user space reads or writes, so
- * that its BTF contains the layouts of abi.h, from which the Rust types are generated.
+ * that its BTF contains the layouts of abi.h and test_abi.h, from which the Rust types are
+ * generated.
  */
 #include "abi.h"
+#include "test_abi.h"
 
 struct filter filter_layout;
 struct frontend_key frontend_key_layout;

@@ -6,6 +6,7 @@
  * program is sleepable: it may not use an LPM trie, and the grace period does not wait for it.)
  */
 #include "resolve.h"
+#include "test_abi.h"
 
 struct __sk_buff;
 

@@ -6,7 +6,7 @@ mod status;
 
 use crate::cgroup_rules::CgroupRules;
 use crate::cluster_id::ClusterIdStore;
-use crate::dns::{self, DnsUpdater};
+use crate::dns::DnsUpdater;
 use crate::health_check::HealthCheckPorts;
 use crate::plan_refusals::log_refusal;
 use crate::pod_cgroup::PodCgroups;
@@ -28,7 +28,6 @@ use beeline_datapath::counter::CounterMaps;
 use beeline_datapath::pod_address::PodAddressMap;
 use beeline_datapath::program::shards;
 use beeline_datapath::reap::Reaper;
-use beeline_dns::NameStore;
 use beeline_model::change::Change;
 use beeline_model::diff::SyncScope;
 use beeline_model::object::Object;
@@ -210,7 +209,7 @@ impl Agent {
         planner.set_views(list.view_names());
         let now = Instant::now();
         self.reach.schedule_update_now(now);
-        self.names().iter().for_each(|names| names.set_zones(dns::zones(&list.clusters)));
+        self.dns.iter().for_each(|dns| dns.set_zones(&list.clusters));
         self.cgroup_rules.set_configured(list.view_cgroups.clone());
         self.settings.cluster_list = list;
         let clusters: Vec<&str> = self.sources.names().map(|name| &**name).collect();
@@ -344,14 +343,14 @@ impl Agent {
         if self.is_synced() { self.sync(Instant::now()) } else { Ok(()) }
     }
 
-    pub fn names(&self) -> Option<&NameStore> {
-        self.dns.as_ref().map(DnsUpdater::names)
+    pub fn dns(&self) -> Option<&DnsUpdater> {
+        self.dns.as_ref()
     }
 
-    pub fn serve_names(&mut self, names: Arc<NameStore>) {
-        let dns = DnsUpdater::new(names);
-        dns.set_own_addresses(self.reconciler.planner.rules());
-        self.dns = Some(dns);
+    /// Sets what passes changes on to the DNS server. `None` means that none runs.
+    pub fn set_dns(&mut self, dns: Option<DnsUpdater>) {
+        dns.iter().for_each(|dns| dns.set_own_addresses(self.reconciler.planner.rules()));
+        self.dns = dns;
     }
 
     /// Publishes names after their addresses are programmed, so that a name that is answered can be dialled.

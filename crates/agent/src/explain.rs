@@ -61,7 +61,7 @@ impl Endpoints<'_> {
     fn explain_family(&self, family: Family, selection: &Selection) -> FamilyExplanation {
         let topology = match selection.topology {
             Topology::None => "none: no endpoint is ready",
-            Topology::All => "all endpoints: hints are missing, incomplete, or do not name this node or zone",
+            Topology::All => "all endpoints: no complete hints for this node or zone",
             Topology::SameNode => "same node: every ready endpoint has node hints and one names this node",
             Topology::SameZone => "same zone: every ready endpoint has zone hints and one names this zone",
         };

@@ -3,7 +3,7 @@
 use crate::agent::{Agent, SELF_TEST_NOT_RUN};
 use crate::attribution::Attribution;
 use crate::health::Health;
-use crate::metric::{self, MetricsFormat};
+use crate::metric;
 use crate::reach::ReachUpdate;
 use crate::reconciler::Reconciler;
 use crate::settings::ClusterList;

@@ -1,9 +1,10 @@
 //! The checked settings of the agent, made from the command line and the configuration file.
 
-use crate::snapshot::SnapshotSettings;
-use beeline_cluster::{ApiServerSource, EdgeCacheSource, ServiceFilter};
+use crate::dns::Zone;
+#[cfg(feature = "outside")]
+use beeline_cluster::EdgeCacheSource;
+use beeline_cluster::{ApiServerSource, ServiceFilter};
 use beeline_datapath::control::EventLevel;
-use beeline_dns::Zone;
 use beeline_model::Name;
 use beeline_model::cluster::ClusterRules;
 use beeline_model::row::Sizes;
@@ -44,6 +45,7 @@ pub enum SourceSettings {
     },
     Server(Box<ApiServerSource>),
     /// The MetaServer of KubeEdge on this host.
+    #[cfg(feature = "outside")]
     Edge(Box<EdgeCacheSource>),
 }
 
@@ -74,6 +76,7 @@ impl SourceSettings {
         match self {
             SourceSettings::Folder { path, .. } => (SourceSettings::FOLDER, path.display().to_string()),
             SourceSettings::Server(server) => ("API server", server.access.to_string()),
+            #[cfg(feature = "outside")]
             SourceSettings::Edge(edge) => ("edge cache", edge.server.to_string()),
         }
     }
@@ -87,10 +90,19 @@ impl SourceSettings {
                     |server: &ApiServerSource| format!("{:?} {:?} {:?}", server.access, server.nodes, server.pods);
                 identity(a) == identity(b)
             }
+            #[cfg(feature = "outside")]
             (SourceSettings::Edge(a), SourceSettings::Edge(b)) => a.server == b.server,
             _ => false,
         }
     }
+}
+
+/// Where snapshots of the clusters are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotSettings {
+    pub dir: PathBuf,
+    /// `None` means any age.
+    pub max_age: Option<Duration>,
 }
 
 /// One cluster that the agent reads.
@@ -182,8 +194,9 @@ pub struct AgentSettings {
     pub sync_period: Duration,
     /// Whether the host's addresses are given by option instead of read from its interfaces.
     pub fixed_addresses: bool,
-    /// The fraction of a token's lifetime after which it is renewed. Only for tokens that `beeline join` wrote.
-    pub token_renew_fraction: f64,
+    /// The fraction of a token's lifetime after which it is renewed. Only for tokens that `beeline join` wrote. `None`
+    /// means the default.
+    pub token_renew_fraction: Option<f64>,
     pub controller: ControllerMode,
     /// Whether a kube-proxy runs on this host too.
     pub beside_kube_proxy: bool,

@@ -95,7 +95,7 @@ mod tests {
     use beeline_model::cluster::ClusterRules;
     use beeline_model::diff::reconcile;
     use beeline_model::object::{
-        AddressType, Endpoint, Node, Object, Service, ServicePort, Slice, SliceName, SlicePort, TrafficPolicy,
+        AddressType, Endpoint, Node, Object, Service, ServicePort, Slice, SliceName, SlicePort,
     };
     use beeline_model::op::MemoryMaps;
     use beeline_model::policy::{self, BackendPort, Matcher, PolicyKind, PolicyName, PortChoice, Target};
@@ -110,31 +110,16 @@ mod tests {
 
     fn service() -> Service {
         Service {
-            name: ServiceName::local("default", "dns"),
             created: 1,
             cluster_ips: [address("10.96.0.10")].into(),
-            load_balancer_ips: [].into(),
-            external_ips: [].into(),
-            source_ranges: [].into(),
-            has_node_ports: false,
-            internal: TrafficPolicy::Cluster,
-            external: TrafficPolicy::Cluster,
-            affinity: None,
-            health_check_node_port: 0,
             ports: [ServicePort { name: "dns".into(), protocol: Protocol::Udp, port: 53, node_port: 0 }].into(),
+            ..Service::named(ServiceName::local("default", "dns"))
         }
     }
 
     fn slice(at: &str) -> Slice {
         let [cluster, namespace, name] = ["local", "default", "dns-1"].map(Into::into);
-        let endpoint = Endpoint {
-            address: address(at),
-            ready: true,
-            serving: true,
-            terminating: false,
-            node: Some("n2".into()),
-            hints: None,
-        };
+        let endpoint = Endpoint { node: Some("n2".into()), ..Endpoint::ready(address(at)) };
         Slice {
             name: SliceName { cluster, namespace, name },
             service: service().name,

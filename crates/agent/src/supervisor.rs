@@ -8,6 +8,7 @@ use crate::settings::{ClusterList, ClusterSettings, ReloadableFile, SourceSettin
 use crate::settings_watcher::SettingsWatcher;
 use crate::snapshot::SnapshotStore;
 use crate::token::{TokenRenewals, credential_uid};
+#[cfg(feature = "outside")]
 use crate::traffic::TrafficCounters;
 use anyhow::{Context, anyhow};
 use beeline_cluster::{ChangeBatch, ClusterIdCheck, Feedback, FolderSource, ReportSettings};
@@ -36,9 +37,10 @@ pub struct SourceContext {
     pub health: Arc<Health>,
     pub cluster_ids: Arc<ClusterIdStore>,
     pub tokens: TokenRenewals,
-    /// The fraction of a token's lifetime after which it is renewed.
-    pub token_renew_fraction: f64,
+    /// The fraction of a token's lifetime after which it is renewed. `None` means the default.
+    pub token_renew_fraction: Option<f64>,
     pub snapshots: Option<Arc<SnapshotStore>>,
+    #[cfg(feature = "outside")]
     pub traffic: Arc<TrafficCounters>,
     /// For the cluster that this Node belongs to: events and readiness that its source writes back. A replaced source
     /// gets the same feedback.
@@ -284,6 +286,7 @@ async fn read(cluster: &ClusterSettings, context: &SourceContext) -> anyhow::Res
             watched.context("invalid credentials")?;
             forwarded
         }
+        #[cfg(feature = "outside")]
         SourceSettings::Edge(mut edge) => {
             edge.cluster_id_check = Some(cluster_id_check(&context.cluster_ids, name));
             edge.traffic = context.traffic.counter(name);
@@ -302,7 +305,7 @@ fn cluster_id_check(cluster_ids: &Arc<ClusterIdStore>, cluster: &Name) -> Cluste
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::SnapshotSettings;
+    use crate::settings::SnapshotSettings;
     use beeline_cluster::{EdgeCacheSource, EdgeIntervals, ServiceFilter};
     use beeline_model::change::Change;
     use beeline_model::cluster::ClusterRules;
@@ -324,7 +327,7 @@ mod tests {
             snapshots: Some(Arc::new(SnapshotStore::new(settings, cluster_ids.clone()))),
             cluster_ids,
             tokens: TokenRenewals::default(),
-            token_renew_fraction: 0.5,
+            token_renew_fraction: None,
             traffic: Arc::default(),
             feedback: Feedback::default(),
             reports: None,

@@ -78,14 +78,7 @@ fn slice_name(number: u16) -> SliceName {
 }
 
 fn slice(number: u16, hosts: impl Iterator<Item = usize>) -> Change {
-    let endpoint = |host: usize| Endpoint {
-        address: address([10, 244, number as u8, host as u8 + 1]),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        hints: None,
-    };
+    let endpoint = |host: usize| Endpoint::ready(address([10, 244, number as u8, host as u8 + 1]));
     Change::Upsert(Object::Slice(Slice {
         name: slice_name(number),
         service: name_of(number),

@@ -1,5 +1,5 @@
-//! The controller's knowledge of the cluster and the writes that follow from it: plain synchronous state behind one lock.
-//! The tasks of the controller feed it and ask it for the next write.
+//! The state of the cluster as the controller knows it, and the writes that follow from it: plain synchronous state
+//! behind one lock. The tasks of the controller apply changes to it and take the next write from it.
 
 mod slice_write;
 
@@ -65,8 +65,8 @@ pub struct ClusterState {
     pub(crate) publisher: Publisher,
     nodes: NodePublisher,
     slices: PolicySlices,
-    /// Whether this replica writes. A replica that does not write keeps no queue, and enqueues everything when it becomes
-    /// the leader.
+    /// Whether this replica writes. A replica that does not write keeps no queue, and enqueues everything when it
+    /// becomes the leader.
     leading: bool,
     dirty_nodes: BTreeSet<Name>,
     pub(crate) dirty_statuses: BTreeSet<PolicyName>,
@@ -115,8 +115,8 @@ impl ClusterState {
         slices.iter().for_each(|slice| self.nodes.adopt(slice));
     }
 
-    /// Adds changes to be applied by `advance`. Nothing may be written before the list is `complete`: with only a part of
-    /// the pods, published slices would be emptied. See [`PendingChanges::push`].
+    /// Adds changes to be applied by `advance`. Nothing may be written before the list is `complete`: with only a part
+    /// of the pods, published slices would be emptied. See [`PendingChanges::push`].
     pub fn push(&mut self, changes: Vec<Change>, listed: bool, complete: bool) {
         self.pending.push(changes, listed, complete);
     }

@@ -40,4 +40,6 @@ pub struct ControllerSettings {
     pub health_address: Option<SocketAddr>,
     /// How long the webhook keeps answering after the signal to terminate, until no requests are routed to it any more.
     pub drain: Duration,
+    /// The commit of the running binary, for the metric `beeline_build_info`.
+    pub commit: &'static str,
 }

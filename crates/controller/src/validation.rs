@@ -1,5 +1,5 @@
-//! Evaluates policies: whether a policy can be accepted, and which other policies conflict with it. The webhook checks new
-//! policies, the status reports on existing ones.
+//! Evaluates policies: whether a policy can be accepted, and which other policies conflict with it. The webhook checks
+//! new policies, the status reports on existing ones.
 
 use crate::cluster_state::ClusterState;
 use crate::policy_target::{PolicyTarget, listed_ports, policy_rank};
@@ -136,7 +136,7 @@ impl ClusterState {
                 let PolicyTarget::Service(service) = PolicyTarget::of(policy) else { return Ok(()) };
                 let service = self.services.get(&service).ok_or_else(|| {
                     let message = format!(
-                        "the Service {}/{name} does not exist or has no ClusterIP: the policy is accepted as soon as it has",
+                        "the Service {}/{name} does not exist or has no ClusterIP: the policy is accepted when it exists and has one",
                         policy.name.namespace
                     );
                     PolicyFinding::new(FindingReason::ServiceNotFound, message)
@@ -218,8 +218,8 @@ pub fn title(name: &PolicyName) -> String {
     format!("{} {}/{}", name.kind, name.namespace, name.name)
 }
 
-/// What of a policy reaches beyond its namespace; `None` if nothing does, or nothing that was not in `before`. A change of
-/// other fields needs no right. The chart's ValidatingAdmissionPolicies have the same rule.
+/// The part of a policy that reaches beyond its namespace. `None` if there is none, or if `before` had the same part: a
+/// change of other fields needs no right. The chart's ValidatingAdmissionPolicies have the same rule.
 pub fn cluster_scope(policy: &Policy, before: Option<&Policy>) -> Option<String> {
     if let Matcher::Address { address, .. } = &policy.matcher
         && before.is_none_or(|before| before.matcher != policy.matcher)

@@ -90,8 +90,8 @@ impl HostContext {
     pub(crate) fn withheld(&self, first: Option<&Name>, name: &str, address: Address) -> Option<Withheld> {
         let context = self.order.get(name)?;
         if context.is_remote() && self.is_local_only(address) {
-            let reason = "an own address of this host, link-local or a cloud's metadata address";
-            return Some(Withheld::Reason(format!("{address} is {reason}: a remote cluster cannot have it")));
+            let reason = "an address of this host, link-local or a cloud's metadata address";
+            return Some(Withheld::Reason(format!("{address} is {reason}, which a remote cluster may not use")));
         }
         let view = first.map_or(Some(0), |first| self.order.view(first));
         let Some(rank) = context.view_ranks.iter().find(|rank| Some(rank.view) == view) else {

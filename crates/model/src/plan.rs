@@ -221,12 +221,12 @@ fn refuse_addresses(service: &Service, rules: &Rules, refusals: &mut Vec<Refusal
         refusals.push(Refusal { subject: (&service.name).into(), reason, message });
     };
     for address in service.external_ips.iter().filter(|a| !is_allowed(**a, rules)) {
-        let message = format!("externalIP {address} is outside what --external-ips allows: it is left alone");
+        let message = format!("externalIP {address} is not allowed by --external-ips and is not programmed");
         refuse(RefusalReason::ExternalIpNotAllowed, message);
     }
     let outer = service.load_balancer_ips.iter().chain(&service.external_ips);
     for address in outer.filter(|a| is_reserved(&rules.virtual_address_cidrs, **a)) {
-        let message = format!("{address} is a cloud's metadata address: it is left alone; use another one");
+        let message = format!("{address} is a cloud's metadata address and is not programmed: use another address");
         refuse(RefusalReason::MetadataAddress, message);
     }
 }

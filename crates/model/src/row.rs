@@ -1,5 +1,6 @@
-//! The rows of the kernel tables, in our types. `Rows` is what a dump of the kernel returns, what `MemoryMaps` holds
-//! and what `Tables` mirrors. crates/datapath/src/wire.rs converts rows to the bytes of the BPF maps.
+//! The rows of the kernel tables, in types of this crate. `Rows` is what a dump of the kernel returns, what
+//! `MemoryMaps` holds and what `Tables` mirrors. crates/datapath/src/wire.rs converts rows to the bytes of the BPF
+//! maps.
 
 use crate::address::{Address, Family};
 use crate::hash::HashMap;

@@ -22,7 +22,7 @@ use random_clusters::RandomClusters;
 use reference_model::{ReferenceModel, Weights};
 use support::dial_result::DialResult;
 use support::objects::address;
-use support::observed_maps::ObservedMaps;
+use support::observed_maps::failing_with_odd_seeds;
 use support::seed::seeds;
 
 fn sizes() -> Sizes {
@@ -79,9 +79,7 @@ impl TestAgent {
                     checked += 1;
                 }
             };
-            let mut coin = fastrand::Rng::with_seed(seed + round);
-            let fails = move || seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
-            let mut maps = ObservedMaps { inner: &mut self.memory, observe: Box::new(observe), fails: Box::new(fails) };
+            let mut maps = failing_with_odd_seeds(&mut self.memory, Box::new(observe), seed, round);
             let outcome = reconcile(&mut self.tables, &mut maps, &delta, false);
             drop(maps);
             self.planner.retry(&outcome);
@@ -200,7 +198,7 @@ impl OwnedResult {
     }
 
     /// More is allowed than by `DialResult::is_between`: a node that moves to another cluster may belong to no cluster
-    /// for a moment, an address that was or will be left alone may already or still be resolved, and so may an address
+    /// for a moment, an address that was or will be untouched may already or still be resolved, and so may an address
     /// that moves to a Service that loses its last backend, or from one that gets its first. But the owner is always
     /// the old or the new one.
     fn is_between(&self, old: &OwnedResult, new: &OwnedResult, dial: &Dial) -> bool {

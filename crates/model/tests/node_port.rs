@@ -19,18 +19,11 @@ fn address(text: &str) -> Address {
 
 fn service(external: TrafficPolicy) -> Object {
     Object::Service(Service {
-        name: ServiceName::local("default", "web"),
-        created: 0,
         cluster_ips: [address("10.96.0.1")].into(),
-        load_balancer_ips: [].into(),
-        external_ips: [].into(),
-        source_ranges: [].into(),
         has_node_ports: true,
-        internal: TrafficPolicy::Cluster,
         external,
-        affinity: None,
-        health_check_node_port: 0,
         ports: [ServicePort { name: "".into(), protocol: Protocol::Tcp, port: 80, node_port: 30080 }].into(),
+        ..Service::named(ServiceName::local("default", "web"))
     })
 }
 
@@ -40,14 +33,7 @@ fn node(name: &str, at: &str) -> Object {
 
 /// Endpoints on n1, which is this node, and on n2, but not on n3.
 fn slice() -> Object {
-    let endpoint = |(at, node): (&str, &str)| Endpoint {
-        address: address(at),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: Some(node.into()),
-        hints: None,
-    };
+    let endpoint = |(at, node): (&str, &str)| Endpoint { node: Some(node.into()), ..Endpoint::ready(address(at)) };
     Object::Slice(Slice {
         name: SliceName { cluster: "local".into(), namespace: "default".into(), name: "web-1".into() },
         service: ServiceName::local("default", "web"),

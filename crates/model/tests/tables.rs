@@ -13,7 +13,7 @@ use beeline_model::resolve::Dial;
 use beeline_model::row::{Rows, Sizes};
 use beeline_model::table::Tables;
 use support::dial_result::DialResult;
-use support::observed_maps::ObservedMaps;
+use support::observed_maps::failing_with_odd_seeds;
 use support::random_cluster::{Objects, RandomCluster, dials};
 use support::seed::seeds;
 
@@ -240,9 +240,7 @@ fn watch_step(agent: &mut TestAgent, dials: &[Dial], old: &Rows, seed: u64) -> u
                 checked += 1;
             }
         };
-        let mut coin = fastrand::Rng::with_seed(seed + round);
-        let fails = move || seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
-        let mut maps = ObservedMaps { inner: &mut agent.memory, observe: Box::new(observe), fails: Box::new(fails) };
+        let mut maps = failing_with_odd_seeds(&mut agent.memory, Box::new(observe), seed, round);
         let outcome = reconcile(&mut agent.tables, &mut maps, &delta, false);
         drop(maps);
         agent.planner.retry(&outcome);
@@ -256,7 +254,8 @@ fn watch_step(agent: &mut TestAgent, dials: &[Dial], old: &Rows, seed: u64) -> u
     checked
 }
 
-/// Services that do not fit are refused with a reason, existing ones keep serving, and deleted ones free their room.
+/// Services that do not fit are refused with a reason, existing ones keep serving, and deleted ones free their
+/// capacity.
 #[test]
 fn full_tables_stay_consistent() {
     let tiny = Sizes {

@@ -1,5 +1,6 @@
 //! `beeline-bench`: benchmarks of Beeline. Each prints a table and writes `target/bench/<name>.json` and a plot.
 
+mod bar_chart;
 mod candidates;
 mod cluster;
 mod isolation;

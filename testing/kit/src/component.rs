@@ -125,5 +125,5 @@ pub fn program() -> Result<PathBuf> {
     }
     let own = env::current_exe().context("cannot find the path of this program")?;
     let beside = own.ancestors().skip(1).take(2).map(|dir| dir.join("kit")).find(|path| path.is_file());
-    beside.with_context(|| format!("no `kit` program near {}: run `cargo build -p beeline-kit`", own.display()))
+    beside.with_context(|| format!("no `kit` program near {}: run `cargo build --workspace`", own.display()))
 }

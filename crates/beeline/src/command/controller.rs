@@ -118,6 +118,7 @@ impl ControllerOptions {
             lease_duration: self.lease_duration.0,
             health_address: self.healthz_bind_address.enabled().map(|address| address.0),
             drain: self.shutdown_delay.0,
+            commit: env!("BEELINE_COMMIT"),
         })
     }
 }

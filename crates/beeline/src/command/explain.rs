@@ -9,7 +9,7 @@ mod text;
 use super::services::{kind_name, role_name};
 use super::{NotFound, usage};
 use crate::args::{ExplainArgs, OutputFormat};
-use crate::live_tables::LiveTables;
+use crate::live_tables::{LiveTables, pin_dir};
 use crate::print;
 use crate::views::ViewNames;
 use anyhow::anyhow;
@@ -103,7 +103,7 @@ pub fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let destination: Destination = args.dial.parse().map_err(usage)?;
     let agent = Agent::new(args);
     let location = args.from.as_deref().map(|from| client::locate(from, &agent.client)).transpose()?;
-    let tables = LiveTables::open(&args.query.paths.pin_dir)?;
+    let tables = LiveTables::open(&pin_dir(&args.query.paths, agent.status.as_ref().ok()))?;
     let mut client = match location {
         Some(location) => ExplainClient::new(location, &tables, &agent)?,
         None => ExplainClient::host(),

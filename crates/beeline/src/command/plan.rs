@@ -20,7 +20,7 @@ use beeline_model::policy::Limit;
 use beeline_model::publish::{Publisher, UnknownNamespace};
 use beeline_model::refusal::Refusal;
 use beeline_model::row::{FrontendKind, Rows, SetRow, Sizes, WhenEmpty};
-use beeline_model::rules::NoLocalEndpointAction;
+use beeline_model::rules::{HostRole, NoLocalEndpointAction};
 use beeline_model::table::Tables;
 use beeline_model::{Name, PortName};
 use serde::Serialize;
@@ -97,13 +97,18 @@ fn compute(options: &Options) -> anyhow::Result<PlanResult> {
         refusals.extend(loaded.refusals.clone());
         loaded.into_changes().into_iter().for_each(|change| snapshot.apply(change));
     }
-    let no_local_endpoint_action = rules.no_local_endpoint_action;
+    let (no_local_endpoint_action, is_node, node_name) =
+        (rules.no_local_endpoint_action, rules.host_role == HostRole::Node, rules.node_name.clone());
     let mut planner = Planner::new(rules);
     let names: BTreeSet<Name> = clusters.iter().filter_map(|cluster| cluster.rules.view.clone()).collect();
     planner.set_views(names.clone());
     apply_all(&mut planner, snapshot, publisher(options, &clusters));
     let delta = planner.take_full_delta();
     refusals.extend(planner.refusals());
+    // As in the agent: manifests without Nodes are complete, but with Nodes the own one is expected.
+    if is_node && planner.nodes().next().is_some() && planner.own_node().is_none() {
+        refusals.push(Refusal::node_not_found(node_name));
+    }
     let sizes = Sizes::for_services(2_000_000);
     let (mut tables, mut memory) = (Tables::new(sizes), MemoryMaps::new(sizes));
     reconcile(&mut tables, &mut memory, &delta, true);
@@ -118,6 +123,7 @@ fn load(cluster: &ClusterSettings) -> anyhow::Result<Snapshot> {
             Ok(FolderSource::new(path, &cluster.rules.name, service_filter).load()?)
         }
         SourceSettings::Server(server) => list(*server),
+        #[cfg(feature = "outside")]
         SourceSettings::Edge(edge) => super::block_on(async { Ok(edge.load().await?) }),
     }
 }

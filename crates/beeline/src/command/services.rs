@@ -130,7 +130,7 @@ pub fn role_name(role: Role) -> &'static str {
 }
 
 pub fn run(args: &ServicesArgs) -> anyhow::Result<ExitCode> {
-    let tables = LiveTables::open(&args.query.paths.pin_dir)?;
+    let tables = LiveTables::of_agent(&args.query.paths)?;
     let mut rows = collect(&tables)?;
     rows.retain(|row| args.namespace.as_ref().is_none_or(|namespace| row.is_in_namespace(namespace)));
     if let Some(name) = args.names.iter().find(|name| !rows.iter().any(|row| row.is_named(name))) {

@@ -49,7 +49,7 @@ impl Options {
             probe_interval: interval(self.probe_interval),
             sync_period: interval(self.sync_period),
             fixed_addresses: self.node_addresses.is_some(),
-            token_renew_fraction: self.token_renewal_percent.map_or(beeline_join::DEFAULT_RENEW_FRACTION, percent),
+            token_renew_fraction: self.token_renewal_percent.map(percent),
             controller: self.controller(),
             beside_kube_proxy: self.beside_kube_proxy,
             report_interval: self.report_interval().filter(|_| role == HostRole::Node),

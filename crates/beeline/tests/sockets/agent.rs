@@ -205,13 +205,21 @@ fn events_name_process_service_and_verdict() {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     assert!(now.abs_diff(event["time"].as_u64().unwrap()) < 60_000_000_000, "{event}");
 
-    // The event level `off`: dials cause no events.
+    // The event level `off`: dials cause no events. Events of other dials before and after show that the monitor reads.
+    let mut silent = fixture.command(&["monitor", "-o", "json"]).spawn().unwrap();
+    let dial = |kind, to| drop(client.dial(&DialRequest::new(kind, to)).unwrap());
+    wait_until("the monitor prints events", || {
+        dial(DialKind::Tcp, none[1]);
+        !silent.stdout().is_empty()
+    });
     assert!(fixture.beeline(&["events", "off"]).status.success());
-    let mut silent = fixture.command(&["monitor", "-o", "json", "--count", "1"]).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(500));
-    (0..5).for_each(|_| drop(client.dial(&DialRequest::new(DialKind::Tcp, none[0])).unwrap()));
-    std::thread::sleep(Duration::from_millis(500));
-    assert_eq!(silent.stdout(), "");
+    (0..5).for_each(|_| dial(DialKind::Tcp, none[0]));
+    assert!(fixture.beeline(&["events", "failures"]).status.success());
+    wait_until("the monitor prints later events", || {
+        dial(DialKind::UdpSendTo, "10.96.0.10:81".parse().unwrap());
+        silent.stdout().contains("\"dialledPort\":81")
+    });
+    assert!(!silent.stdout().contains("\"10.96.0.11\""), "{}", silent.stdout());
     silent.kill().unwrap();
     let output = fixture.beeline(&["events", "loud"]);
     assert!(!output.status.success() && output.stderr.contains("loud"), "{output:?}");

@@ -1,8 +1,9 @@
 //! Reports what this node has programmed, in one small Lease per node that only the controller watches.
 //!
 //! The Lease is written when the report changes, at most once in a period. A random part of the period is waited first,
-//! because every node of the cluster reports the same change at the same moment. The Lease is also written now and then
-//! without a change, in case it was deleted; writing an unchanged Lease costs the API server no write to etcd.
+//! because every node of the cluster reports the same change at the same moment. The Lease is also written about every
+//! ten minutes without a change, in case it was deleted; writing an unchanged Lease costs the API server no write to
+//! etcd.
 
 use crate::backoff::Backoff;
 use beeline_model::rollout::RolloutReport;

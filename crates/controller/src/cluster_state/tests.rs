@@ -6,7 +6,7 @@ use crate::validation::tests::policy;
 use beeline_cluster::Access;
 use beeline_model::Address;
 use beeline_model::name::Protocol;
-use beeline_model::object::{Pod, PodName, ServicePort, SliceName, TrafficPolicy};
+use beeline_model::object::{Pod, PodName, ServicePort, SliceName};
 use beeline_model::policy::{Matcher, PolicyKind, PolicySlice};
 use beeline_model::selector::Labels;
 use std::time::Instant;
@@ -39,18 +39,9 @@ pub fn address(ip: &str) -> Address {
 fn web() -> Service {
     let port = |port: u16| ServicePort { name: port.to_string().into(), protocol: Protocol::Tcp, port, node_port: 0 };
     Service {
-        name: ServiceName::new("local", "default", "web"),
-        created: 0,
         cluster_ips: [address("10.96.0.1")].into(),
-        load_balancer_ips: [].into(),
-        external_ips: [].into(),
-        source_ranges: [].into(),
-        has_node_ports: false,
-        internal: TrafficPolicy::Cluster,
-        external: TrafficPolicy::Cluster,
-        affinity: None,
-        health_check_node_port: 0,
         ports: (80..100).map(port).collect(),
+        ..Service::named(ServiceName::new("local", "default", "web"))
     }
 }
 

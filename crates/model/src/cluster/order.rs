@@ -172,8 +172,8 @@ fn position_named<'a>(clusters: impl Iterator<Item = &'a ClusterRules> + Clone, 
 /// changes, so it keeps its own number and gets rows only then.
 fn first_clusters(clusters: &[ClusterRules], views: &BTreeSet<Name>) -> BTreeMap<u32, usize> {
     let configured = clusters.iter().skip(1).filter_map(|cluster| cluster.view.as_ref());
-    let asked = views.iter().chain(configured).filter_map(|name| position_named(clusters.iter(), name));
-    let named = asked.map(|at| (view_number(&clusters[at].name), at));
+    let requested = views.iter().chain(configured).filter_map(|name| position_named(clusters.iter(), name));
+    let named = requested.map(|at| (view_number(&clusters[at].name), at));
     named.chain([(0, 0)]).collect()
 }
 

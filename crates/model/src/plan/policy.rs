@@ -129,7 +129,7 @@ fn check_target(policy: &Policy) -> Result<(), Refusal> {
 fn check_limit(policy: &Policy) -> Result<(), Refusal> {
     match policy.limit {
         Some(Limit { connects_per_second: 0, .. } | Limit { burst: 0, .. }) => {
-            let why = "connectsPerSecond and burst are at least 1; leave the limit out for none";
+            let why = "connectsPerSecond and burst must be at least 1; omit the limit to disable it";
             Err(refusal(policy, RefusalReason::BadLimit, why))
         }
         _ => Ok(()),
@@ -142,14 +142,14 @@ fn check_virtual(policy: &Policy, address: Address, context: &PolicyContext<'_>)
     };
     if context.path.is_own_address(address) {
         let message = format!(
-            "virtual address {address} is this host's own, loopback or link-local: no remote cluster's; use one of \
-             fd00:bee::/48, or of another range that --virtual-address-cidrs lists"
+            "virtual address {address} is this host's own, loopback or link-local, which a policy of a remote cluster may not \
+             use: use an address in fd00:bee::/48, or in another range of --virtual-address-cidrs"
         );
         return Err(refusal(policy, RefusalReason::OwnAddress, message));
     }
     match (virtual_address::check(&context.rules.virtual_address_cidrs, address), &context.taken) {
         (Err(why), _) => not_allowed(&why),
-        (Ok(()), Some(owner)) => not_allowed(&format!("it is {owner} already")),
+        (Ok(()), Some(owner)) => not_allowed(&format!("it is already {owner}")),
         (Ok(()), None) => Ok(()),
     }
 }

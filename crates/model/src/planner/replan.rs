@@ -64,11 +64,11 @@ impl Planner {
         let mut plans = Vec::with_capacity(names.len());
         for name in &names {
             let cluster = name.cluster();
-            let (_, near) = match context.take() {
+            let (_, current) = match context.take() {
                 Some(known) if known.0 == cluster => context.insert(known),
                 _ => context.insert((cluster, self.plan_context(cluster))),
             };
-            plans.push(near.as_ref().and_then(|near| self.plan(name, near)));
+            plans.push(current.as_ref().and_then(|context| self.plan(name, context)));
         }
         names.into_iter().zip(plans).collect()
     }
@@ -206,7 +206,7 @@ impl Planner {
         match (cluster_ip.filter(is_earlier), context.hosts.get(address)) {
             (Some(claim), _) => Some(format!("the ClusterIP of Service {}", claim.service)),
             (None, Some(node)) => Some(format!("an address of node {node}, or of a pod on it")),
-            (None, None) if self.rules.own_addresses.contains(address) => Some("this host's own".into()),
+            (None, None) if self.rules.own_addresses.contains(address) => Some("an address of this host".into()),
             (None, None) => None,
         }
     }

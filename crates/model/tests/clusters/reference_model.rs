@@ -199,8 +199,8 @@ impl<'a> ReferenceModel<'a> {
     /// The views in use, by their first cluster.
     fn views(&self) -> Vec<Option<Name>> {
         self.random.rules.clusters.iter().enumerate().fold(vec![None], |mut all, (i, cluster)| {
-            let asked = self.random.views.iter().any(|view| *view == cluster.name);
-            if asked || i > 0 && cluster.view.is_some() {
+            let requested = self.random.views.iter().any(|view| *view == cluster.name);
+            if requested || i > 0 && cluster.view.is_some() {
                 all.push(Some(cluster.name.clone()));
             }
             all

@@ -174,7 +174,8 @@ fn counts(status: &AgentStatus) -> Vec<Line> {
 }
 
 fn closed_ports(dials: u64) -> String {
-    format!("{dials} dials refused at a ClusterIP's port that its Service does not have")
+    let dials = plural(usize::try_from(dials).unwrap_or(usize::MAX), "dial");
+    format!("{dials} refused at a ClusterIP's port that its Service does not have (the self-test makes one)")
 }
 
 fn policies(counts: &PolicyCounts) -> String {
