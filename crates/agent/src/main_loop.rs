@@ -11,6 +11,7 @@ use crate::{interface, request, self_test};
 use beeline_api::{AttributedEvent, Request, Response};
 use beeline_cluster::ChangeBatch;
 use beeline_datapath::pod::PodCgroup;
+use beeline_metrics::MetricsFormat;
 use beeline_model::Name;
 use beeline_model::event::Event;
 use beeline_model::object::Object;

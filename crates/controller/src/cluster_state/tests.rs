@@ -28,6 +28,7 @@ fn settings() -> ControllerSettings {
         lease_duration: Duration::from_secs(60),
         health_address: None,
         drain: Duration::ZERO,
+        commit: "none",
     }
 }
 
