@@ -4,7 +4,7 @@
  * that its BTF contains the layouts of abi.h and test_abi.h, from which the Rust types are
  * generated.
  */
-#include "abi.h"
+#include "abi_size.h"
 #include "test_abi.h"
 
 struct filter filter_layout;

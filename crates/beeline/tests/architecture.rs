@@ -81,8 +81,8 @@ fn crates_depend_only_on_allowed_crates() {
 fn image_dependencies(dockerfile: &str) -> BTreeSet<String> {
     let context = tempfile::tempdir().unwrap();
     let ignored = std::fs::read_to_string(root().join(".dockerignore")).unwrap();
-    let build_stage = dockerfile.split("\nFROM ").nth(1).unwrap();
-    for line in build_stage.lines().filter_map(|line| line.strip_prefix("COPY ")) {
+    let builder = dockerfile.split("\nFROM ").nth(1).unwrap();
+    for line in builder.lines().filter_map(|line| line.strip_prefix("COPY ")) {
         let mut paths: Vec<&str> = line.split(' ').collect();
         paths.pop();
         for path in paths {

@@ -212,8 +212,8 @@ fn the_alert_on_missing_agents_fires_without_any_series() {
 fn the_dockerfile_copies_the_whole_workspace() {
     let dir = tempfile::tempdir().unwrap();
     let dockerfile = read("deploy/Dockerfile");
-    let build_stage = dockerfile.split("\nFROM ").nth(1).unwrap();
-    for copied in build_stage.lines().filter_map(|line| line.strip_prefix("COPY ")) {
+    let builder = dockerfile.split("\nFROM ").nth(1).unwrap();
+    for copied in builder.lines().filter_map(|line| line.strip_prefix("COPY ")) {
         let mut words: Vec<&str> = copied.split(' ').collect();
         words.pop();
         for source in words {
