@@ -202,7 +202,10 @@ fn the_troubleshooting_page_quotes_explain_literally() {
         (read(&root().join("docs/troubleshooting.md")), "crates/beeline/src/command/explain/reason.rs");
     let source = read(&root().join(source));
     let table = page.split("\n## A dial fails\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
-    let cells = table.lines().filter_map(|line| line.split(" | ").nth(1)).filter(|cell| cell.starts_with('`') && cell.ends_with('`'));
+    let cells = table
+        .lines()
+        .filter_map(|line| line.split(" | ").nth(1))
+        .filter(|cell| cell.starts_with('`') && cell.ends_with('`'));
     let phrases: Vec<&str> = cells.flat_map(|cell| cell.trim_matches('`').split(" ... ")).collect();
     assert!(phrases.len() > 5, "{phrases:?}");
     for phrase in phrases {
