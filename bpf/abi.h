@@ -341,17 +341,17 @@ struct udp_record {
 };
 
 /*
- * A translation has two rows in the map `overflow`: one finds the address to report for a reply,
- * the other the backend that a frontend continues to use.
+ * Further translations of an unconnected UDP socket that uses more services than `udp_record` holds.
+ * It is socket storage too: it is freed with the socket, and no other socket can evict it. It is
+ * allocated only when it is needed, and it fits into the option memory that Linux 6.1 allows a
+ * socket (20 KiB).
  */
-enum overflow_by { BY_CHOSEN = 0, BY_DIALLED = 1 };
+enum { UDP_OVERFLOW_PEERS = 128 };
 
-struct overflow_key {
-    __u64 cookie;
-    struct address address;
-    __be16 port;
-    __u16 by;
-    __u32 pad;
+struct udp_overflow {
+    __u32 epoch;
+    __u32 used; /* number of entries in use after peer[0] */
+    struct peer peer[UDP_OVERFLOW_PEERS]; /* peer[0] is not used: index 0 means none */
 };
 
 /* ---- control: one row, written while the programs run ---- */

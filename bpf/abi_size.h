@@ -25,7 +25,7 @@ _Static_assert(sizeof(struct affinity) == 40, "affinity");
 _Static_assert(sizeof(struct peer) == 48, "peer");
 _Static_assert(sizeof(struct tcp_record) == 48, "tcp_record");
 _Static_assert(sizeof(struct udp_record) == 408, "udp_record");
-_Static_assert(sizeof(struct overflow_key) == 32, "overflow_key");
+_Static_assert(sizeof(struct udp_overflow) == 6152, "udp_overflow");
 _Static_assert(sizeof(struct counters) == 64, "counters");
 _Static_assert(sizeof(struct cgroup_rule) == 8, "cgroup_rule is read as one word");
 _Static_assert(sizeof(struct control) == 72, "control");

@@ -92,131 +92,48 @@ static __always_inline struct udp_record *get_or_create_udp_record(struct bpf_so
     return r;
 }
 
-/* All entries of the record are in use; further translations are in the map `overflow`. */
+/* All entries of the record are in use; further translations are in `udp_overflow`. */
 static __always_inline bool is_full(const struct udp_record *r)
 {
     return r->used >= UDP_PEERS - 1;
 }
 
-static __always_inline struct overflow_key overflow_key_of(const struct udp_record *r, __u16 by,
-                                                           const struct address *a, __be16 port)
+static __always_inline struct udp_overflow *overflow_of(struct bpf_sock_addr *ctx,
+                                                        const struct udp_record *r)
 {
-    struct overflow_key key = { .cookie = r->cookie, .address = *a, .port = port, .by = by };
+    struct udp_overflow *o;
 
-    return key;
+    if (!is_full(r))
+        return NULL;
+    o = bpf_sk_storage_get(&udp_overflow, ctx->sk, 0, 0);
+    return o && o->epoch == epoch ? o : NULL;
 }
 
-/*
- * The next three functions search the entries and return an index, 0 for none. They are global
- * functions, as decide() is: inlined, each entry at which a search may end is a separate path
- * through all following code, and the verifier rejected the number of paths.
- */
-
-/*
- * Several frontends can use one backend. Each continues to use it, but only the frontend that was
- * dialled last is reported for its replies.
- */
-__attribute__((noinline)) int shadow_others(struct udp_record *r, const struct address *a,
-                                            __u32 port, __u32 except)
+/* Ids of another epoch are not valid in these tables; the addresses are. A global function. */
+__attribute__((noinline)) int forget_overflow_ids(struct udp_overflow *o)
 {
-    if (!r || !a)
+    if (!o)
         return 0;
-    for (__u32 i = 1; i < UDP_PEERS; i++)
-        if (i != except && is_chosen(&r->peer[i], a, port))
-            r->peer[i].generation |= PEER_SHADOWED;
+    for (__u32 i = 1; i < UDP_OVERFLOW_PEERS; i++)
+        o->peer[i].backend = o->peer[i].owner = 0;
+    o->epoch = epoch;
     return 0;
 }
 
-/*
- * The entry with the backend that a frontend continues to use. An entry without a backend id is
- * only used to report late replies.
- */
-__attribute__((noinline)) int entry_in_use(struct udp_record *r, const struct dial *d)
+static __always_inline struct udp_overflow *get_or_create_overflow(struct bpf_sock_addr *ctx)
 {
-    if (!r || !d)
-        return 0;
-    for (__u32 i = 1; i < UDP_PEERS; i++)
-        if (is_dialled(&r->peer[i], d) && r->peer[i].backend)
-            return i;
-    return 0;
-}
+    struct udp_overflow *o =
+        bpf_sk_storage_get(&udp_overflow, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
-/* The entry with the same addresses; its ids may differ. */
-__attribute__((noinline)) int entry_with_addresses(struct udp_record *r, const struct dial *d,
-                                                   const struct verdict *v)
-{
-    if (!r || !d || !v)
-        return 0;
-    for (__u32 i = 1; i < UDP_PEERS; i++)
-        if (is_dialled(&r->peer[i], d) && is_chosen(&r->peer[i], &v->address, v->port))
-            return i;
-    return 0;
-}
-
-/*
- * The application dialled this backend, but not by a send to a frontend. From now on no frontend is
- * reported for its replies.
- */
-static __always_inline void shadow_all(struct udp_record *r, const struct address *a, __be16 port)
-{
-    struct overflow_key key = overflow_key_of(r, BY_CHOSEN, a, port);
-
-    shadow_others(r, a, port, 0);
-    if (is_full(r) && bpf_map_lookup_elem(&overflow, &key))
-        bpf_map_delete_elem(&overflow, &key);
-}
-
-static __always_inline void record_udp_connect(struct bpf_sock_addr *ctx, const struct dial *d,
-                                               const struct verdict *v)
-{
-    struct udp_record *r = get_or_create_udp_record(ctx);
-
-    if (!r)
-        return;
-    write_peer(&r->peer[0], d, v);
-    shadow_all(r, &v->address, v->port);
+    if (o && o->epoch != epoch)
+        forget_overflow_ids(o);
+    return o;
 }
 
 static __always_inline bool is_reported_for(const struct peer *p, const struct address *a,
                                             __be16 port)
 {
     return is_chosen(p, a, port) && !(p->generation & PEER_SHADOWED);
-}
-
-static __always_inline bool is_same(const struct peer *p, const struct dial *d,
-                                    const struct verdict *v)
-{
-    return p && is_dialled(p, d) && is_chosen(p, &v->address, v->port) &&
-           p->backend == v->backend && p->generation == v->generation;
-}
-
-/* True if both rows are in the map already. A lookup costs less than an update. */
-static __always_inline bool has_overflow(const struct udp_record *r, const struct dial *d,
-                                         const struct verdict *v)
-{
-    struct overflow_key key = overflow_key_of(r, BY_DIALLED, &d->address, d->port);
-
-    if (!is_same(bpf_map_lookup_elem(&overflow, &key), d, v))
-        return false;
-    key = overflow_key_of(r, BY_CHOSEN, &v->address, v->port);
-    return is_same(bpf_map_lookup_elem(&overflow, &key), d, v);
-}
-
-static __always_inline bool record_overflow(const struct udp_record *r, const struct dial *d,
-                                            const struct verdict *v)
-{
-    struct overflow_key key = overflow_key_of(r, BY_DIALLED, &d->address, d->port);
-    struct peer p = {};
-
-    write_peer(&p, d, v);
-    count_stat(STAT_RECORD_OVERFLOW);
-    /*
-     * Only the BY_CHOSEN row must be stored. Without the BY_DIALLED row, the next send to the
-     * frontend picks a backend again.
-     */
-    bpf_map_update_elem(&overflow, &key, &p, BPF_ANY);
-    key = overflow_key_of(r, BY_CHOSEN, &v->address, v->port);
-    return bpf_map_update_elem(&overflow, &key, &p, BPF_ANY) == 0;
 }
 
 /*
@@ -234,15 +151,82 @@ static __always_inline bool is_reusable(const struct peer *p)
     return !(state & 0xff) || state >> 8 != (p->generation & ~PEER_SHADOWED);
 }
 
-/* An entry that can be reused; 0 means none. */
-__attribute__((noinline)) int reusable_entry(struct udp_record *r)
+/*
+ * SEARCH defines a function that returns the first entry of a record for which `match` holds, 0 for
+ * none. These are global functions, as decide() is: inlined, each entry at which a search may end
+ * is a separate path through all following code, and the verifier rejected the number of paths. A
+ * global function can take a struct but no array of any length, so there is one for each record.
+ */
+#define SEARCH(name, end, arguments, match)                                                        \
+    __attribute__((noinline)) int name arguments                                                   \
+    {                                                                                              \
+        if (!r)                                                                                    \
+            return 0;                                                                              \
+        for (__u32 i = 1; i < end; i++) {                                                          \
+            struct peer *p = &r->peer[i];                                                          \
+                                                                                                   \
+            if (match)                                                                             \
+                return i;                                                                          \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+#define SEARCH_BOTH(name, match, ...)                                                              \
+    SEARCH(name, UDP_PEERS, (struct udp_record * r, ##__VA_ARGS__), match)                         \
+    SEARCH(overflow_##name, UDP_OVERFLOW_PEERS, (struct udp_overflow * r, ##__VA_ARGS__), match)
+
+/*
+ * The entry with the backend that a frontend continues to use. An entry without a backend id is
+ * only used to report late replies.
+ */
+SEARCH_BOTH(entry_in_use, d &&is_dialled(p, d) && p->backend, const struct dial *d)
+
+/* The entry with the same addresses; its ids may differ. */
+SEARCH_BOTH(entry_with_addresses, d &&v &&is_dialled(p, d) && is_chosen(p, &v->address, v->port),
+            const struct dial *d, const struct verdict *v)
+
+SEARCH_BOTH(reusable_entry, is_reusable(p))
+
+/* The entry whose frontend is reported for a reply from this address. */
+SEARCH_BOTH(reported_entry, a &&is_reported_for(p, a, port), const struct address *a, __u32 port)
+
+/* Returns false, so that a search continues. */
+static __always_inline bool shadow(struct peer *p)
 {
+    p->generation |= PEER_SHADOWED;
+    return false;
+}
+
+/*
+ * Several frontends can use one backend. Each continues to use it, but only the frontend that was
+ * dialled last is reported for its replies.
+ */
+SEARCH_BOTH(shadow_others, a &&i != except && is_chosen(p, a, port) && shadow(p),
+            const struct address *a, __u32 port, __u32 except)
+
+/*
+ * The application dialled this backend, but not by a send to a frontend. From now on no frontend is
+ * reported for its replies.
+ */
+static __always_inline void shadow_all(struct bpf_sock_addr *ctx, struct udp_record *r,
+                                       const struct address *a, __be16 port)
+{
+    struct udp_overflow *o = overflow_of(ctx, r);
+
+    shadow_others(r, a, port, 0);
+    if (o)
+        overflow_shadow_others(o, a, port, 0);
+}
+
+static __always_inline void record_udp_connect(struct bpf_sock_addr *ctx, const struct dial *d,
+                                               const struct verdict *v)
+{
+    struct udp_record *r = get_or_create_udp_record(ctx);
+
     if (!r)
-        return 0;
-    for (__u32 i = 1; i < UDP_PEERS; i++)
-        if (is_reusable(&r->peer[i]))
-            return i;
-    return 0;
+        return;
+    write_peer(&r->peer[0], d, v);
+    shadow_all(ctx, r, &v->address, v->port);
 }
 
 /*
@@ -264,6 +248,49 @@ static __always_inline __u32 entry_for(struct udp_record *r, const struct dial *
     return former ? former : reusable_entry(r);
 }
 
+/* As entry_for(), for a translation that does not fit into the record. */
+static __always_inline __u32 overflow_entry_for(struct udp_overflow *o, const struct dial *d,
+                                                const struct verdict *v, __u32 former)
+{
+    __u32 at = overflow_entry_with_addresses(o, d, v);
+
+    if (at)
+        return at;
+    at = __sync_fetch_and_add(&o->used, 1) + 1;
+    if (at < UDP_OVERFLOW_PEERS)
+        return at;
+    o->used = UDP_OVERFLOW_PEERS - 1;
+    return former ? former : overflow_reusable_entry(o);
+}
+
+/* Returns false if there is no memory or no free entry. */
+static __always_inline bool record_overflow(struct bpf_sock_addr *ctx, const struct dial *d,
+                                            const struct verdict *v)
+{
+    struct udp_overflow *o = get_or_create_overflow(ctx);
+    __u32 former, at;
+
+    if (!o) {
+        count_stat(STAT_RECORD_FAILED);
+        return false;
+    }
+    former = overflow_entry_in_use(o, d) & (UDP_OVERFLOW_PEERS - 1);
+    if (former && is_reported_for(&o->peer[former], &v->address, v->port) &&
+        o->peer[former].backend == v->backend)
+        return true;
+    at = overflow_entry_for(o, d, v, former) & (UDP_OVERFLOW_PEERS - 1);
+    if (!at) {
+        count_stat(STAT_RECORD_FAILED);
+        return false;
+    }
+    overflow_shadow_others(o, &v->address, v->port, at);
+    if (former && former != at)
+        o->peer[former].backend = 0;
+    write_peer(&o->peer[at], d, v);
+    count_stat(STAT_RECORD_OVERFLOW);
+    return true;
+}
+
 /*
  * Returns false if the record cannot be stored. The reply could then not be reported with the
  * address that the application sent to, so the send must fail.
@@ -272,6 +299,7 @@ static __always_inline bool record_udp_send(struct bpf_sock_addr *ctx, const str
                                             const struct verdict *v)
 {
     struct udp_record *r = get_or_create_udp_record(ctx);
+    struct udp_overflow *o;
     __u32 former, at;
     struct peer *p;
 
@@ -281,13 +309,15 @@ static __always_inline bool record_udp_send(struct bpf_sock_addr *ctx, const str
     p = &r->peer[former];
     if (former && is_reported_for(p, &v->address, v->port) && p->backend == v->backend)
         return true;
-    at = !former && is_full(r) && has_overflow(r, d, v) ? UDP_PEERS : entry_for(r, d, v, former);
+    o = former ? NULL : overflow_of(ctx, r);
+    at = o && overflow_entry_in_use(o, d) ? 0 : entry_for(r, d, v, former);
     shadow_others(r, &v->address, v->port, at);
-    if (at == UDP_PEERS)
-        return true;
     if (!at)
-        return record_overflow(r, d, v);
+        return record_overflow(ctx, d, v);
     at &= UDP_PEERS - 1;
+    o = overflow_of(ctx, r);
+    if (o)
+        overflow_shadow_others(o, &v->address, v->port, 0);
     if (former && former != at)
         p->backend = 0;
     write_peer(&r->peer[at], d, v);
@@ -314,6 +344,7 @@ static __always_inline const struct peer *recorded_peer(struct bpf_sock_addr *ct
                                                         const struct dial *d)
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
+    struct udp_overflow *o;
     struct peer *p;
     __u32 at;
 
@@ -323,12 +354,11 @@ static __always_inline const struct peer *recorded_peer(struct bpf_sock_addr *ct
     if (is_dialled(p, d) && is_connected_to(ctx->sk, family, &p->chosen, p->chosen_port))
         return p;
     at = entry_in_use(r, d);
-    if (!at && is_full(r)) {
-        struct overflow_key key = overflow_key_of(r, BY_DIALLED, &d->address, d->port);
-
-        return bpf_map_lookup_elem(&overflow, &key);
-    }
-    return at ? &r->peer[at & (UDP_PEERS - 1)] : NULL;
+    if (at)
+        return &r->peer[at & (UDP_PEERS - 1)];
+    o = overflow_of(ctx, r);
+    at = o ? overflow_entry_in_use(o, d) & (UDP_OVERFLOW_PEERS - 1) : 0;
+    return o && at ? &o->peer[at] : NULL;
 }
 
 /* ---- addresses reported to the application ---- */
@@ -337,20 +367,20 @@ static __always_inline const struct peer *peer_for_recvmsg(struct bpf_sock_addr 
                                                            const struct address *a, __be16 port)
 {
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
+    struct udp_overflow *o;
     struct peer *p;
+    __u32 at;
 
     if (!r)
         return NULL;
     for (int i = 1; i < UDP_PEERS; i++)
         if (is_reported_for(&r->peer[i], a, port))
             return &r->peer[i];
-    if (is_full(r)) {
-        struct overflow_key key = overflow_key_of(r, BY_CHOSEN, a, port);
-
-        p = bpf_map_lookup_elem(&overflow, &key);
-        if (p)
-            return p;
-    }
+    /* Late replies to entries of another epoch are reported, too. */
+    o = is_full(r) ? bpf_sk_storage_get(&udp_overflow, ctx->sk, 0, 0) : NULL;
+    at = o ? overflow_reported_entry(o, a, port) & (UDP_OVERFLOW_PEERS - 1) : 0;
+    if (o && at)
+        return &o->peer[at];
     /* A connected socket receives only from its connected peer, which is peer[0]. */
     p = &r->peer[0];
     return ctx->sk->state == SK_ESTABLISHED && is_chosen(p, a, port) ? p : NULL;
@@ -386,7 +416,7 @@ static __always_inline void clear_udp_record(struct bpf_sock_addr *ctx, const st
         return;
     if (is_chosen(&r->peer[0], &d->address, d->port))
         WRITE_ONCE(r->peer[0].chosen_port, 0);
-    shadow_all(r, &d->address, d->port);
+    shadow_all(ctx, r, &d->address, d->port);
 }
 
 /*
@@ -399,7 +429,7 @@ static __always_inline void clear_sent_peer(struct bpf_sock_addr *ctx, int famil
     struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
 
     if (r && !is_connected_to(ctx->sk, family, &d->address, d->port))
-        shadow_all(r, &d->address, d->port);
+        shadow_all(ctx, r, &d->address, d->port);
 }
 
 static __always_inline void clear_tcp_record(struct bpf_sock_addr *ctx)

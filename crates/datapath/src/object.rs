@@ -46,7 +46,7 @@ pub const TABLES: [&str; 16] = [
     "counters", "picks", "cgroup", "control",
 ];
 /// Maps that the kernel writes. They survive a rebuild of the tables.
-pub const RECORDS: [&str; 6] = ["affinity", "stats", "tcp_record", "udp_record", "overflow", "events"];
+pub const RECORDS: [&str; 6] = ["affinity", "stats", "tcp_record", "udp_record", "udp_overflow", "events"];
 
 /// Maps by name.
 #[derive(Default)]

@@ -4,7 +4,7 @@
 use crate::address_kinds::address_forms;
 use crate::fixture::{AgentFixture, EndpointSpec, ManifestFile, wait_until};
 use crate::socket_calls::{exchange, fixture_with_web, numbered_services, service_addresses, web};
-use beeline_harness::{EchoService, Errno, Socket, SocketFamily, SocketType, TestNetwork, mapped};
+use beeline_harness::{Client, EchoService, Errno, Socket, SocketFamily, SocketType, TestNetwork, mapped};
 use std::net::SocketAddr;
 
 /// The addresses of pod-a itself, in the order of `web`.
@@ -103,9 +103,9 @@ fn a_late_reply_of_the_former_backend_has_the_frontend_address() {
     assert_eq!(fixture.stat("record_overflow"), 0, "one frontend fits into the record");
 }
 
-/// Overflow rows are written only when they change, and record entries of removed backends are reused.
+/// Overflow entries are written only when they change, and record entries of removed backends are reused.
 #[test]
-fn overflow_rows_are_written_once_and_entries_of_removed_backends_are_reused() {
+fn overflow_entries_are_written_once_and_entries_of_removed_backends_are_reused() {
     let network = TestNetwork::new(1).unwrap();
     let objects = numbered_services(&network, 16);
     let fixture = AgentFixture::with_manifests(network, &objects, &[]);
@@ -125,8 +125,8 @@ fn overflow_rows_are_written_once_and_entries_of_removed_backends_are_reused() {
         (0..10).for_each(check);
         assert_eq!(fixture.stat("record_overflow") - before, 3);
         (0..3).for_each(|_| (0..10).for_each(check));
-        assert_eq!(fixture.stat("record_overflow") - before, 3, "unchanged rows are not written again");
-        // A direct dial to a backend in the overflow map, and then to its service.
+        assert_eq!(fixture.stat("record_overflow") - before, 3, "unchanged entries are not written again");
+        // A direct dial to a backend in an overflow entry, and then to its service.
         for _ in 0..2 {
             let pod = direct(&fixture, 9009)[form];
             assert_eq!(exchange(&socket, Some(pod)).0, pod);
@@ -185,4 +185,63 @@ fn a_direct_connect_after_many_services_is_reported_with_the_pod_address() {
         socket.connect(pod).unwrap();
         assert_eq!((socket.peer().unwrap(), exchange(&socket, None).0), (pod, pod));
     }
+}
+
+/// Forwarders for DNS and QUIC talk to many services through each of many sockets. No conversation may lose its backend or
+/// the address that is reported for replies because of other sockets.
+#[test]
+fn thousands_of_sockets_that_use_twelve_services_each_keep_every_conversation() {
+    const SERVICES: u8 = 12;
+    const SOCKETS: usize = 800;
+    let network = TestNetwork::new(2).unwrap();
+    let pods = [EndpointSpec::of(network.pod(0), "node-1"), EndpointSpec::of(network.pod(1), "node-1")];
+    let object = |n| ManifestFile::service(&format!("s{n}"), 10 + n).with_endpoints(9000 + u16::from(n), &pods);
+    let objects: Vec<ManifestFile> = (0..SERVICES).map(object).collect();
+    let fixture = AgentFixture::with_manifests(network, &objects, &[]);
+    let serve = |pod: usize| {
+        let pod = fixture.network.pod(pod);
+        let ports = (9000..9000 + u16::from(SERVICES)).map(|port| pod.v4(port));
+        EchoService::new(pod.name.clone(), ports).udp_only().start(&pod.namespace).unwrap()
+    };
+    let _servers = [serve(0), serve(1)];
+    let clients: Vec<Client> = (0..3).map(|_| fixture.network.node().client().unwrap()).collect();
+    let sockets = clients.iter().flat_map(|client| (0..SOCKETS).map(|_| client.udp(SocketFamily::V4).unwrap()));
+    let sockets: Vec<Socket<'_>> = sockets.collect();
+    let talk = |socket: &Socket<'_>, n: u8| exchange(socket, Some(service_addresses(n)[0]));
+    let first: Vec<Vec<_>> = sockets.iter().map(|s| (0..SERVICES).map(|n| talk(s, n)).collect()).collect();
+    let (mut wrong, mut moved, mut answers) = (0, 0, 0);
+    for (socket, first) in sockets.iter().zip(&first) {
+        for n in 0..SERVICES {
+            let (now, before) = (talk(socket, n), &first[usize::from(n)]);
+            answers += 2;
+            wrong += [&now, before].iter().filter(|(from, _)| *from != service_addresses(n)[0]).count();
+            moved += usize::from(now.1 != before.1);
+        }
+    }
+    println!("{wrong} of {answers} answers from a wrong address, {moved} of {} conversations moved", answers / 2);
+    assert_eq!((wrong, moved), (0, 0), "of {answers} answers");
+}
+
+/// A socket that uses more services than its records hold gets an error, and its other conversations go on.
+#[test]
+fn a_send_that_cannot_be_remembered_fails_and_the_others_go_on() {
+    const SERVICES: u8 = 140;
+    let network = TestNetwork::new(1).unwrap();
+    let objects = numbered_services(&network, SERVICES);
+    let fixture = AgentFixture::with_manifests(network, &objects, &[]);
+    let pod = fixture.network.pod(0);
+    let ports = (9000..9000 + u16::from(SERVICES)).map(|port| pod.v4(port));
+    let _server = EchoService::new("pod-a", ports).udp_only().start(&pod.namespace).unwrap();
+    let client = fixture.network.node().client().unwrap();
+    let socket = client.udp(SocketFamily::V4).unwrap();
+    let send = |n: u8| socket.send_to(service_addresses(n)[0], "who\n").map_err(|error| error.errno());
+    // Seven in the record, 127 in the overflow block.
+    for n in 0..134 {
+        assert_eq!(exchange(&socket, Some(service_addresses(n)[0])).0, service_addresses(n)[0]);
+    }
+    (134..SERVICES).for_each(|n| assert_eq!(send(n).unwrap_err(), Some(Errno::ENOBUFS), "service {n}"));
+    for n in 0..134 {
+        assert_eq!(exchange(&socket, Some(service_addresses(n)[0])).0, service_addresses(n)[0]);
+    }
+    assert_eq!(fixture.stat("send_failed"), u64::from(SERVICES) - 134);
 }
