@@ -64,7 +64,7 @@ impl Controller {
     }
 
     async fn is_leader(&self) -> bool {
-        http_get(self.health, "/metrics").await.contains("beeline_controller_leader 1")
+        http_get(self.health, "/metrics").await.lines().any(|line| line == "beeline_controller_leader 1")
     }
 }
 
