@@ -47,7 +47,10 @@ fn failed_joins_write_nothing(cluster: &Cluster, host: &Host) {
     let message = host.join_failing(&JoinCode { authorities: vec![other_authority], ..good.clone() }, &[]);
     assert!(message.contains("does not match the CA in the code"), "{message}");
     let message = host.join_failing(&JoinCode { servers: vec!["https://127.0.0.1:1".into()], ..good.clone() }, &[]);
-    assert!(message.contains("https://127.0.0.1:1") && message.contains("check the route and the firewall"), "{message}");
+    assert!(
+        message.contains("https://127.0.0.1:1") && message.contains("check the route and the firewall"),
+        "{message}"
+    );
     let message = host.join_failing(&JoinCode { uid: "another".into(), ..good.clone() }, &[]);
     assert!(message.contains("another cluster"), "{message}");
     let message = host.join_failing(&JoinCode { token: expired_token(cluster, &good.token), ..good.clone() }, &[]);

@@ -228,7 +228,7 @@ fn a_send_that_cannot_be_remembered_fails_and_the_others_go_on() {
     const SERVICES: u8 = 140;
     let network = TestNetwork::new(1).unwrap();
     let objects = numbered_services(&network, SERVICES);
-    let fixture = AgentFixture::with_manifests(network, &objects, &[]);
+    let fixture = AgentFixture::with_manifests(network, &objects, &["--max-services", "1024"]);
     let pod = fixture.network.pod(0);
     let ports = (9000..9000 + u16::from(SERVICES)).map(|port| pod.v4(port));
     let _server = EchoService::new("pod-a", ports).udp_only().start(&pod.namespace).unwrap();
