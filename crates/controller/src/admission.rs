@@ -3,8 +3,9 @@
 //! The CRD's schema and CEL rules have checked the rest.
 
 use crate::cluster_state::{CLUSTER, ClusterState, SharedState};
+use crate::policy_finding::PolicyFinding;
 use crate::scope_authorizer::ScopeAuthorizer;
-use crate::validation::{PolicyFinding, cluster_scope, title};
+use crate::validation::{cluster_scope, title};
 use beeline_cluster::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
 use beeline_cluster::{Converted, Converter, ServiceFilter};
 use beeline_model::policy::{Policy, PolicyKind};

@@ -145,7 +145,6 @@ impl ClusterState {
 
     fn apply(&mut self, change: Change) {
         let addresses = self.address_owners.apply(&change);
-        self.changed_targets.extend(addresses.into_iter().map(PolicyTarget::Address));
         self.rollout.apply(&change);
         self.publisher.apply(&change);
         self.nodes.apply(&change);
@@ -155,11 +154,11 @@ impl ClusterState {
             Change::Upsert(Object::Service(service)) => {
                 let name = service.name.clone();
                 self.services.insert(name.clone(), service);
-                self.on_service_change(name);
+                self.on_target_change(PolicyTarget::Service(name));
             }
             Change::Delete(ObjectKey::Service(name)) => {
                 self.services.remove(&name);
-                self.on_service_change(name);
+                self.on_target_change(PolicyTarget::Service(name));
             }
             Change::Upsert(Object::PolicySlice(slice)) => {
                 let name = slice.name.clone();
@@ -173,6 +172,7 @@ impl ClusterState {
             }
             _ => {}
         }
+        addresses.into_iter().for_each(|address| self.on_target_change(PolicyTarget::Address(address)));
     }
 
     fn upsert_policy(&mut self, policy: Policy) {
@@ -199,15 +199,12 @@ impl ClusterState {
 
     fn update_port_owners(&mut self, name: &PolicyName) {
         let Some(policy) = self.policies.get(name) else { return };
-        let service = match PolicyTarget::of(policy) {
-            PolicyTarget::Service(service) => self.services.get(&service),
-            PolicyTarget::Address(_) => None,
-        };
-        self.changed_ports.extend(self.port_owners.set(policy, service));
+        let ports = self.claimed_ports(policy);
+        self.changed_ports.extend(self.port_owners.set(policy, ports));
     }
 
-    fn on_service_change(&mut self, name: ServiceName) {
-        let target = PolicyTarget::Service(name);
+    /// What policies match has changed: a Service, or the owner of an address.
+    fn on_target_change(&mut self, target: PolicyTarget) {
         let names: Vec<PolicyName> = self.targets.policies_at(&target).cloned().collect();
         names.iter().for_each(|name| self.update_port_owners(name));
         self.changed_targets.insert(target);

@@ -14,6 +14,7 @@ mod listener;
 mod node_report;
 mod observed_status;
 mod pending_changes;
+mod policy_finding;
 mod policy_slices;
 mod policy_target;
 mod port_owner;

@@ -1,8 +1,8 @@
 //! The status that a policy should have, from the evaluation of the policy and the reports of the nodes.
 
 use crate::cluster_state::ClusterState;
+use crate::policy_finding::Evaluation;
 use crate::rollout::{MissingReason, Rollout};
-use crate::validation::Evaluation;
 use beeline_cluster::policy::{ACCEPTED, NodeCount, PROGRAMMED, PolicyStatus};
 use beeline_model::Name;
 use beeline_model::policy::{Policy, PolicyKind, Target};
@@ -33,8 +33,10 @@ impl ClusterState {
     pub fn wanted_status(&self, policy: &Policy) -> PolicyStatus {
         let evaluation = self.evaluate(policy);
         let rollout = self.rollout.rollout(policy);
-        let backends = self.publisher.backends(&policy.name);
-        let programmed = if evaluation.is_ok() { rollout.programmed } else { 0 };
+        let (programmed, backends) = match evaluation {
+            Ok(_) => (rollout.programmed, self.publisher.backends(&policy.name)),
+            Err(_) => (0, 0),
+        };
         let conditions =
             vec![self.accepted_condition(policy, &evaluation), programmed_condition(policy, &evaluation, &rollout)];
         PolicyStatus {

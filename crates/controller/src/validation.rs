@@ -2,78 +2,32 @@
 //! policies, the status reports on existing ones.
 
 use crate::cluster_state::ClusterState;
-use crate::policy_target::{PolicyTarget, listed_ports, policy_rank};
-use crate::port_owner::{Port, has_port};
+use crate::policy_finding::{Evaluation, FindingReason, PolicyFinding};
+use crate::policy_target::{PolicyRank, PolicyTarget, listed_ports};
+use crate::port_owner::Port;
 use crate::settings::Overlap;
 use beeline_model::object::Service;
+use beeline_model::plan::PortPairs;
+use beeline_model::plan::policy::check_policy;
 use beeline_model::policy::{DialledPort, Matcher, Policy, PolicyKind, PolicyName, Target};
 use beeline_model::virtual_address;
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// Number of ports, and of policies, that a message names.
 const MAX_NAMED: usize = 10;
 const RESOLVE_CONFLICT: &str = "change or delete one of the two";
 
-/// The reason of a condition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FindingReason {
-    AddressNotAllowed,
-    AddressTaken,
-    Conflict,
-    Overridden,
-    PartialConflict,
-    PortNotFound,
-    ServiceNotFound,
-}
-
-impl FindingReason {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            FindingReason::AddressNotAllowed => "AddressNotAllowed",
-            FindingReason::AddressTaken => "AddressTaken",
-            FindingReason::Conflict => "Conflict",
-            FindingReason::Overridden => "Overridden",
-            FindingReason::PartialConflict => "PartialConflict",
-            FindingReason::PortNotFound => "PortNotFound",
-            FindingReason::ServiceNotFound => "ServiceNotFound",
-        }
-    }
-}
-
-/// Why a policy is not accepted, or what limits an accepted policy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PolicyFinding {
-    pub reason: FindingReason,
-    pub message: String,
-}
-
-impl PolicyFinding {
-    fn new(reason: FindingReason, message: impl Into<String>) -> PolicyFinding {
-        PolicyFinding { reason, message: message.into() }
-    }
-}
-
-impl fmt::Display for PolicyFinding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-/// `Err` if the policy is not accepted. `Ok(Some)` if it is accepted, but other policies take some of its ports.
-pub type Evaluation = Result<Option<PolicyFinding>, PolicyFinding>;
-
-/// Another policy that matches a port of this one.
+/// Another policy that claims a port of this one.
 struct OverlappingPolicy<'a> {
-    policy: &'a Policy,
+    rank: &'a PolicyRank,
     /// One of the common ports; `None` means all ports.
-    port: Option<&'a DialledPort>,
+    port: Option<Port>,
 }
 
 impl ClusterState {
     /// Evaluates an existing policy.
     pub fn evaluate(&self, policy: &Policy) -> Evaluation {
-        self.check_frontend(policy)?;
+        self.check_alone(policy)?;
         let conflict = self.check_conflict(policy)?;
         let overridden = self.find_override(policy);
         let both = [conflict, overridden].into_iter().flatten();
@@ -119,31 +73,33 @@ impl ClusterState {
         let conflicts = |kind: &PolicyKind| self.overlap == Overlap::Refuse || *kind == policy.name.kind;
         let overlapping = PolicyKind::BOTH.into_iter().filter(conflicts);
         let overlapping = overlapping.filter_map(|kind| self.first_overlap(policy, kind));
-        match overlapping.min_by_key(|other| policy_rank(other.policy)) {
+        match overlapping.min_by_key(|other| other.rank) {
             None => Ok(()),
             Some(other) => {
-                let (name, port) = (title(&other.policy.name), other.describe(policy));
+                let (name, port) = (title(&other.rank.1), other.describe(policy));
                 let message = format!("{name} already matches {port}; {RESOLVE_CONFLICT}: policies are never merged");
                 Err(PolicyFinding::new(FindingReason::Conflict, message))
             }
         }
     }
 
-    fn check_frontend(&self, policy: &Policy) -> Result<(), PolicyFinding> {
-        match &policy.matcher {
-            Matcher::Address { .. } => self.check_address(policy),
-            Matcher::Service { name, ports } => {
-                let PolicyTarget::Service(service) = PolicyTarget::of(policy) else { return Ok(()) };
-                let service = self.services.get(&service).ok_or_else(|| {
-                    let message = format!(
-                        "the Service {}/{name} does not exist or has no ClusterIP: the policy is accepted as soon as it has",
-                        policy.name.namespace
-                    );
-                    PolicyFinding::new(FindingReason::ServiceNotFound, message)
-                })?;
-                check_ports(service, ports.as_deref().unwrap_or_default())
-            }
+    /// Checks a policy by itself, without other policies. A policy that fails claims no port.
+    fn check_alone(&self, policy: &Policy) -> Result<PortPairs, PolicyFinding> {
+        self.check_address(policy)?;
+        Ok(check_policy(policy, self.service_of(policy))?)
+    }
+
+    fn service_of(&self, policy: &Policy) -> Option<&Service> {
+        match PolicyTarget::of(policy) {
+            PolicyTarget::Service(name) => self.services.get(&name),
+            PolicyTarget::Address(_) => None,
         }
+    }
+
+    /// The ports that a policy claims: those that agents pair.
+    pub(crate) fn claimed_ports(&self, policy: &Policy) -> Vec<Port> {
+        let pairs = self.check_alone(policy).map(|found| found.pairs).unwrap_or_default();
+        pairs.into_iter().map(|pair| (pair.dialled.port, pair.dialled.protocol)).collect()
     }
 
     pub fn check_address(&self, policy: &Policy) -> Result<(), PolicyFinding> {
@@ -161,9 +117,21 @@ impl ClusterState {
         }
     }
 
-    fn first_overlap<'a>(&'a self, policy: &'a Policy, kind: PolicyKind) -> Option<OverlappingPolicy<'a>> {
-        let name = self.targets.first_overlap(policy, kind)?;
-        overlap(policy, self.policies.get(name)?)
+    /// The oldest other policy of a kind that claims a port of this policy.
+    fn first_overlap(&self, policy: &Policy, kind: PolicyKind) -> Option<OverlappingPolicy<'_>> {
+        let target = PolicyTarget::of(policy);
+        // Without its Service no policy is accepted, but those that list a common port would conflict as soon as it exists.
+        if matches!(policy.matcher, Matcher::Service { .. }) && self.service_of(policy).is_none() {
+            let rank = self.targets.first_overlap(policy, kind)?;
+            let other = self.policies.get(&rank.1)?;
+            return Some(OverlappingPolicy { rank, port: common_port(policy, other) });
+        }
+        let mut ports = self.claimed_ports(policy);
+        if ports.is_empty() {
+            ports = listed_ports(policy).unwrap_or_default().iter().map(port_of).collect();
+        }
+        let (rank, port) = self.port_owners.first_claim(&target, &ports, kind, &policy.name)?;
+        Some(OverlappingPolicy { rank, port: Some(port) })
     }
 }
 
@@ -174,34 +142,26 @@ impl OverlappingPolicy<'_> {
             Matcher::Address { address, .. } => address.to_string(),
         };
         match self.port {
-            Some(port) => format!("{target}, port {}/{}", port.port, port.protocol),
+            Some((port, protocol)) => format!("{target}, port {port}/{protocol}"),
             None => format!("all ports of {target}"),
         }
     }
 }
 
-fn overlap<'a>(policy: &'a Policy, other: &'a Policy) -> Option<OverlappingPolicy<'a>> {
-    let port = match (listed_ports(policy), listed_ports(other)) {
+/// A port of two overlapping policies; `None` if both match all ports.
+fn common_port(policy: &Policy, other: &Policy) -> Option<Port> {
+    let common = match (listed_ports(policy), listed_ports(other)) {
         (Some(ports), Some(others)) => {
-            let is_common = |a: &&DialledPort| others.iter().any(|b| a.port == b.port && a.protocol == b.protocol);
-            Some(ports.iter().find(is_common)?)
+            ports.iter().find(|port| others.iter().any(|other| port_of(other) == port_of(port)))
         }
         (Some(ports), None) | (None, Some(ports)) => ports.first(),
         (None, None) => None,
     };
-    Some(OverlappingPolicy { policy: other, port })
+    common.map(port_of)
 }
 
-fn check_ports(service: &Service, wanted: &[DialledPort]) -> Result<(), PolicyFinding> {
-    match wanted.iter().find(|port| !has_port(service, (port.port, port.protocol))) {
-        None => Ok(()),
-        Some(port) => {
-            let all: Vec<Port> = service.ports.iter().map(|port| (port.port, port.protocol)).collect();
-            let (name, all) = (service.name.name(), format_ports(&all));
-            let message = format!("the Service {name} has no port {}/{}; it has {all}", port.port, port.protocol);
-            Err(PolicyFinding::new(FindingReason::PortNotFound, message))
-        }
-    }
+fn port_of(port: &DialledPort) -> Port {
+    (port.port, port.protocol)
 }
 
 fn format_ports(ports: &[Port]) -> String {
@@ -239,7 +199,7 @@ pub fn cluster_scope(policy: &Policy, before: Option<&Policy>) -> Option<String>
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::cluster_state::tests::{address, state};
+    use crate::cluster_state::tests::{address, rename_port, state};
     use beeline_model::change::Change;
     use beeline_model::name::Protocol;
     use beeline_model::object::Object;
@@ -253,6 +213,8 @@ pub(crate) mod tests {
         let backend =
             |port: &u16| BackendPort { name: port_name(port), port: PortChoice::Number(8080), protocol: Protocol::Tcp };
         let all: Vec<u16> = (80..100).collect();
+        let backends: Box<[BackendPort]> = ports.unwrap_or(&all).iter().map(backend).collect();
+        let selector = Selector::default();
         Policy {
             name: PolicyName { kind, cluster: "local".into(), namespace: "default".into(), name: name.into() },
             uid: format!("uid-{name}").into(),
@@ -262,11 +224,11 @@ pub(crate) mod tests {
                 name: "web".into(),
                 ports: ports.map(|ports| ports.iter().map(dialled).collect()),
             },
-            target: Target::Pods {
-                selector: Selector::default(),
-                namespaces: None,
-                mode: RedirectMode::PodEndpoint,
-                ports: ports.unwrap_or(&all).iter().map(backend).collect(),
+            target: match kind {
+                PolicyKind::LocalRedirect => Target::LocalPods { selector, ports: backends },
+                PolicyKind::Balancing => {
+                    Target::Pods { selector, namespaces: None, mode: RedirectMode::PodEndpoint, ports: backends }
+                }
             },
             nodes: None,
             out_cluster: true,
@@ -322,6 +284,65 @@ pub(crate) mod tests {
         assert_eq!(describe(state.evaluate(&good)), "accepted");
         assert!(describe(state.evaluate(&bad)).starts_with("refused: PortNotFound"));
         assert!(state.check_admission(&balancing("c", 3, Some(&[80]))).is_err(), "admission reports both policies");
+    }
+
+    /// A LocalRedirectPolicy for all ports of default/web, with one backend port of this name.
+    fn redirect_to(name: &str, port_name: &str) -> Policy {
+        let mut redirect = policy(PolicyKind::LocalRedirect, name, 1, None);
+        let Target::LocalPods { ports, .. } = &mut redirect.target else { panic!() };
+        *ports = ports.iter().take(1).cloned().map(|port| BackendPort { name: port_name.into(), ..port }).collect();
+        redirect
+    }
+
+    #[test]
+    fn a_backend_port_that_the_service_does_not_have_is_not_accepted() {
+        let (bad, good) = (redirect_to("bad", "metrics"), policy(PolicyKind::LocalRedirect, "good", 2, Some(&[80])));
+        let state = state([&bad, &good].map(|policy| Change::Upsert(Object::Policy(policy.clone()))).into());
+        let message = describe(state.evaluate(&bad));
+        let wanted = "refused: PortNotFound: Service default/web has no port called \"metrics\" for TCP: it has \"80\"/TCP";
+        assert!(message.starts_with(wanted), "{message}");
+        assert_eq!(describe(state.evaluate(&good)), "accepted");
+        let status = state.wanted_status(&bad);
+        assert_eq!((status.backends, status.nodes.unwrap().programmed), (Some(0), 0));
+    }
+
+    #[test]
+    fn a_policy_that_is_not_accepted_blocks_no_other_at_admission() {
+        let upsert = |policy: Policy| Change::Upsert(Object::Policy(policy));
+        let state = state(vec![upsert(redirect_to("bad", "metrics")), upsert(redirect_to("one", "81"))]);
+        let new = |ports: &[u16]| policy(PolicyKind::LocalRedirect, "new", 9, Some(ports));
+        assert_eq!(state.check_admission(&new(&[80])), Ok(()), "neither of the two claims this port");
+        assert_eq!(state.check_admission(&balancing("new", 9, Some(&[80]))), Ok(()));
+        let message = state.check_admission(&new(&[81])).unwrap_err().message;
+        assert!(message.starts_with("LocalRedirectPolicy default/one already matches"), "{message}");
+        assert!(message.contains("port 81/TCP"), "{message}");
+    }
+
+    #[test]
+    fn policies_that_wait_for_the_same_service_conflict_at_admission() {
+        let mut waiting = balancing("a", 1, Some(&[80]));
+        let Matcher::Service { name, .. } = &mut waiting.matcher else { panic!() };
+        *name = "later".into();
+        let state = state(vec![Change::Upsert(Object::Policy(waiting.clone()))]);
+        let mut other = Policy { name: balancing("b", 2, None).name, ..waiting.clone() };
+        let message = state.check_admission(&other).unwrap_err().message;
+        assert!(message.contains("BalancingPolicy default/a already matches the Service default/later"), "{message}");
+        let Matcher::Service { ports, .. } = &mut other.matcher else { panic!() };
+        *ports = Some([DialledPort { name: "81".into(), port: 81, protocol: Protocol::Tcp }].into());
+        assert_eq!(state.check_admission(&other), Ok(()));
+        assert!(describe(state.evaluate(&waiting)).starts_with("refused: ServiceNotFound"));
+    }
+
+    #[test]
+    fn a_renamed_service_port_is_not_accepted_and_releases_its_claim() {
+        let (one, other) = (redirect_to("one", "81"), policy(PolicyKind::LocalRedirect, "other", 2, Some(&[81])));
+        let upsert = |policy: &Policy| Change::Upsert(Object::Policy(policy.clone()));
+        let mut state = state(vec![upsert(&one), upsert(&other)]);
+        assert_eq!(describe(state.evaluate(&one)), "accepted");
+        assert!(describe(state.evaluate(&other)).starts_with("refused: Conflict"));
+        rename_port(&mut state, 81, "renamed");
+        assert!(describe(state.evaluate(&one)).starts_with("refused: PortNotFound"));
+        assert_eq!(describe(state.evaluate(&other)), "accepted", "it is listed by number and owns the port now");
     }
 
     #[test]

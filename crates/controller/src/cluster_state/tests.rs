@@ -1,7 +1,7 @@
 //! Tests of the controller's state, and the objects that tests of other modules use.
 
 use super::*;
-use crate::validation::FindingReason;
+use crate::policy_finding::FindingReason;
 use crate::validation::tests::policy;
 use beeline_cluster::Access;
 use beeline_model::Address;
@@ -84,6 +84,14 @@ pub fn state(changes: Vec<Change>) -> ClusterState {
     state.start_leading();
     apply(&mut state, [vec![Change::Upsert(Object::Service(web()))], changes].concat());
     state
+}
+
+/// Renames a port of the Service default/web.
+pub fn rename_port(state: &mut ClusterState, number: u16, name: &str) {
+    let mut service = web();
+    let port = service.ports.iter_mut().find(|port| port.port == number).unwrap();
+    port.name = name.into();
+    apply(state, vec![Change::Upsert(Object::Service(service))]);
 }
 
 fn next(state: &mut ClusterState, priority: Priority, now: Instant) -> Option<(SliceName, Option<PolicySlice>)> {

@@ -4,7 +4,7 @@
 //! Each frontend of a policy has its own set. An empty set stays in place: its dials go to the next set in the chain
 //! (`Claims::chain`), and use the policy again as soon as it has a backend, without a change of any frontend row.
 
-use super::port_pair::{PortPair, pair_ports, refusal};
+use super::port_pair::{PortPair, PortPairs, pair_ports, refusal};
 use super::remote::may_program;
 use super::target::{backends, members};
 use super::{ServicePlan, SetPlan, SetPolicy};
@@ -90,10 +90,16 @@ pub fn rejection(policy: &Policy, context: &PolicyContext<'_>) -> Option<Refusal
     accept(policy, context).err()
 }
 
-fn accept(policy: &Policy, context: &PolicyContext<'_>) -> Result<Frontends, Refusal> {
+/// Checks a policy against its Service and pairs its ports. Agents and the controller use this one function, so that the
+/// status of a policy says what agents do.
+pub fn check_policy(policy: &Policy, service: Option<&Service>) -> Result<PortPairs, Refusal> {
     check_target(policy)?;
     check_limit(policy)?;
-    let paired = pair_ports(policy, context.service)?;
+    pair_ports(policy, service)
+}
+
+fn accept(policy: &Policy, context: &PolicyContext<'_>) -> Result<Frontends, Refusal> {
+    let paired = check_policy(policy, context.service)?;
     let (addresses, kind) = match &policy.matcher {
         Matcher::Service { .. } => (cluster_ips(context), FrontendKind::ClusterIp),
         Matcher::Address { address, .. } => {
