@@ -6,6 +6,7 @@ mod slice_write;
 pub use slice_write::SliceWrite;
 
 use crate::address_owner::AddressOwners;
+use crate::backend_address::BackendAddresses;
 use crate::observed_status::ObservedStatuses;
 use crate::pending_changes::PendingChanges;
 use crate::policy_slices::PolicySlices;
@@ -59,6 +60,7 @@ pub struct ClusterState {
     pub(crate) targets: TargetIndex,
     pub(crate) port_owners: PortOwners,
     pub(crate) address_owners: AddressOwners,
+    backend_addresses: BackendAddresses,
     /// Targets and ports whose policies must be evaluated again after this batch.
     changed_targets: HashSet<PolicyTarget>,
     changed_ports: HashSet<TargetPort>,
@@ -97,6 +99,7 @@ impl ClusterState {
             targets: TargetIndex::default(),
             port_owners: PortOwners::default(),
             address_owners: AddressOwners::new(settings.virtual_ranges.clone()),
+            backend_addresses: BackendAddresses::default(),
             changed_targets: HashSet::new(),
             changed_ports: HashSet::new(),
             publisher: Publisher::new(UnknownNamespace::Pending),
@@ -180,21 +183,37 @@ impl ClusterState {
         if before == Some(&policy) {
             return;
         }
-        if !before.is_some_and(|before| before.matcher == policy.matcher && before.created == policy.created) {
+        if before.is_some_and(|before| before.matcher == policy.matcher && before.created == policy.created) {
+            before.into_iter().for_each(|before| self.backend_addresses.remove(before));
+        } else {
             self.remove_policy(&policy.name);
             self.targets.insert(&policy);
         }
+        self.backend_addresses.insert(&policy);
         self.mark_policy_dirty(&policy.name);
-        let name = policy.name.clone();
+        let (name, target) = (policy.name.clone(), PolicyTarget::of(&policy));
         self.policies.insert(name.clone(), policy);
         self.update_port_owners(&name);
+        self.on_frontend_change(&target);
     }
 
     fn remove_policy(&mut self, name: &PolicyName) {
         let Some(policy) = self.policies.remove(name) else { return };
         self.targets.remove(&policy);
+        self.backend_addresses.remove(&policy);
         self.changed_ports.extend(self.port_owners.remove(name));
         self.mark_policy_dirty(name);
+        self.on_frontend_change(&PolicyTarget::of(&policy));
+    }
+
+    /// Whether an address is a frontend may have changed.
+    fn on_frontend_change(&mut self, target: &PolicyTarget) {
+        let PolicyTarget::Address(address) = target else { return };
+        let names: Vec<PolicyName> = self.backend_addresses.policies_with(*address).cloned().collect();
+        for name in names {
+            self.update_port_owners(&name);
+            self.mark_policy_dirty(&name);
+        }
     }
 
     fn update_port_owners(&mut self, name: &PolicyName) {
@@ -207,6 +226,7 @@ impl ClusterState {
     fn on_target_change(&mut self, target: PolicyTarget) {
         let names: Vec<PolicyName> = self.targets.policies_at(&target).cloned().collect();
         names.iter().for_each(|name| self.update_port_owners(name));
+        self.on_frontend_change(&target);
         self.changed_targets.insert(target);
     }
 

@@ -5,6 +5,7 @@
 
 mod address_owner;
 mod admission;
+mod backend_address;
 mod certificate;
 mod cluster_state;
 mod connection_limiter;

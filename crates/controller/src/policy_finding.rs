@@ -8,6 +8,8 @@ use std::fmt;
 pub enum FindingReason {
     AddressNotAllowed,
     AddressTaken,
+    /// An addressEndpoint is a ClusterIP or a virtual address.
+    BackendNotAllowed,
     /// The policy contradicts itself. The CRD's schema refuses such a policy first.
     Invalid,
     Conflict,
@@ -22,6 +24,7 @@ impl FindingReason {
         match self {
             FindingReason::AddressNotAllowed => "AddressNotAllowed",
             FindingReason::AddressTaken => "AddressTaken",
+            FindingReason::BackendNotAllowed => "BackendNotAllowed",
             FindingReason::Invalid => "Invalid",
             FindingReason::Conflict => "Conflict",
             FindingReason::Overridden => "Overridden",

@@ -240,11 +240,12 @@ impl Planner {
         self.mark(name.clone())
     }
 
-    /// Marks the policies on this Service, and those that claim its ClusterIP as their virtual address.
+    /// Marks the policies on this Service, and those that have its ClusterIP as their virtual address or as a backend.
     fn mark_policies_of(&mut self, service: &Service) {
         self.dirty.extend(self.policies.on_service(&service.name).cloned());
-        let wanted = service.cluster_ips.iter().flat_map(|address| self.policies.at_address(address));
-        self.dirty.extend(wanted.cloned());
+        for address in &service.cluster_ips {
+            self.dirty.extend(self.policies.at_address(address).chain(self.policies.by_backend(address)).cloned());
+        }
     }
 
     fn apply_slice(&mut self, slice: Slice) -> bool {

@@ -73,7 +73,7 @@ fn upsert(policy: Policy) -> Change {
     Change::Upsert(Object::Policy(policy))
 }
 
-fn apply(state: &mut ClusterState, changes: Vec<Change>) {
+pub fn apply(state: &mut ClusterState, changes: Vec<Change>) {
     state.push(changes, true, true);
     while state.advance() {}
 }

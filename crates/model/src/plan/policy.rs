@@ -36,6 +36,8 @@ pub struct PolicyContext<'a> {
     pub slices: &'a [PolicySlice],
     /// The current owner of the policy's virtual address, if any.
     pub taken: Option<String>,
+    /// An address of the policy's addressEndpoint that is itself a frontend, and of what.
+    pub frontend_as_backend: Option<(Address, String)>,
 }
 
 impl PolicyContext<'_> {
@@ -100,6 +102,7 @@ pub fn check_policy(policy: &Policy, service: Option<&Service>) -> Result<PortPa
 
 fn accept(policy: &Policy, context: &PolicyContext<'_>) -> Result<Frontends, Refusal> {
     let paired = check_policy(policy, context.service)?;
+    check_backend_addresses(policy, context)?;
     let (addresses, kind) = match &policy.matcher {
         Matcher::Service { .. } => (cluster_ips(context), FrontendKind::ClusterIp),
         Matcher::Address { address, .. } => {
@@ -132,6 +135,20 @@ fn check_target(policy: &Policy) -> Result<(), Refusal> {
     problem.map_or(Ok(()), |why| Err(refusal(policy, RefusalReason::BadBackend, why)))
 }
 
+/// A ClusterIP and a virtual address exist on no interface, and a dial is resolved once: a connection to such a backend
+/// would never be answered.
+fn check_backend_addresses(policy: &Policy, context: &PolicyContext<'_>) -> Result<(), Refusal> {
+    match &context.frontend_as_backend {
+        None => Ok(()),
+        Some((address, owner)) => Err(refusal(policy, RefusalReason::BadBackend, frontend_as_backend(*address, owner))),
+    }
+}
+
+/// The message for an addressEndpoint at a frontend. `owner` is `the ClusterIP of Service default/web`.
+pub fn frontend_as_backend(address: Address, owner: &str) -> String {
+    format!("addressEndpoint {address} is {owner}, which no host has: use serviceEndpoint, or the addresses behind it")
+}
+
 fn check_limit(policy: &Policy) -> Result<(), Refusal> {
     match policy.limit {
         Some(Limit { connects_per_second: 0, .. } | Limit { burst: 0, .. }) => {
@@ -153,10 +170,10 @@ fn check_virtual(policy: &Policy, address: Address, context: &PolicyContext<'_>)
         );
         return Err(refusal(policy, RefusalReason::OwnAddress, message));
     }
-    match (virtual_address::check(&context.rules.virtual_ranges, address), &context.taken) {
-        (Err(why), _) => not_allowed(&why),
-        (Ok(()), Some(owner)) => not_allowed(&format!("it is {owner} already")),
-        (Ok(()), None) => Ok(()),
+    match (&context.taken, virtual_address::check(&context.rules.virtual_ranges, address)) {
+        (Some(owner), _) => not_allowed(&format!("it is {owner}")),
+        (None, Err(why)) => not_allowed(&why),
+        (None, Ok(())) => Ok(()),
     }
 }
 

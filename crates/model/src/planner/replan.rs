@@ -12,10 +12,11 @@ use crate::name::{Name, ServiceName};
 use crate::object::Slice;
 use crate::plan::policy::{PolicyContext, plan_policy};
 use crate::plan::{PlanContext, ServicePlan, plan_service};
-use crate::policy::{Matcher, Policy};
+use crate::policy::{Matcher, Policy, Target};
 use crate::row::FrontendKey;
 use crate::rules::HostRole;
 use crate::select::NodeLocation;
+use crate::virtual_address;
 
 impl Planner {
     pub(super) fn replan(&mut self, names: HashSet<ServiceName>) -> Delta {
@@ -194,19 +195,39 @@ impl Planner {
                 Matcher::Address { address, .. } => self.address_owner(&address, context),
                 Matcher::Service { .. } => None,
             },
+            frontend_as_backend: match &policy.target {
+                Target::Addresses { addresses, .. } => {
+                    addresses.iter().find_map(|address| Some((*address, self.frontend_at(address, context)?)))
+                }
+                Target::Pods { .. } | Target::LocalPods { .. } => None,
+            },
         }
+    }
+
+    /// The ClusterIP or virtual address that an address is, in the same cluster or an earlier one.
+    fn frontend_at(&self, address: &Address, context: &PlanContext<'_>) -> Option<String> {
+        if let Some(claim) = self.earlier_cluster_ip(address, context) {
+            return Some(format!("the ClusterIP of Service {}", claim.service));
+        }
+        let cluster = &*context.cluster.rules.name;
+        let mut policies = self.policies.at_address(address).filter(|owner| owner.cluster() == cluster);
+        let is_allowed = virtual_address::check(&self.rules.virtual_ranges, *address).is_ok();
+        policies.next().filter(|_| is_allowed).map(|owner| format!("the virtual address of {}", owner.subject()))
+    }
+
+    /// The claim of a Service to its ClusterIP. The claim of a later cluster does not count.
+    fn earlier_cluster_ip(&self, address: &Address, context: &PlanContext<'_>) -> Option<&Claim> {
+        let is_earlier =
+            |claim: &&Claim| context.cluster.view_ranks.iter().any(|r| r.view == 0 && r.rank >= claim.rank);
+        self.claims.cluster_ip_of(&FrontendKey::all_ports(*address)).filter(is_earlier)
     }
 
     /// The current owner of an address that a policy wants as its virtual address.
     fn address_owner(&self, address: &Address, context: &PlanContext<'_>) -> Option<String> {
-        let cluster_ip = self.claims.cluster_ip_of(&FrontendKey::all_ports(*address));
-        // The claim of a later cluster does not count.
-        let is_earlier =
-            |claim: &&Claim| context.cluster.view_ranks.iter().any(|r| r.view == 0 && r.rank >= claim.rank);
-        match (cluster_ip.filter(is_earlier), context.hosts.get(address)) {
-            (Some(claim), _) => Some(format!("the ClusterIP of Service {}", claim.service)),
-            (None, Some(node)) => Some(format!("an address of node {node}, or of a pod on it")),
-            (None, None) if self.rules.own_addresses.contains(address) => Some("this host's own".into()),
+        match (self.earlier_cluster_ip(address, context), context.hosts.get(address)) {
+            (Some(claim), _) => Some(format!("the ClusterIP of Service {}: use serviceMatcher", claim.service)),
+            (None, Some(node)) => Some(format!("an address of node {node}, or of a pod on it: choose another")),
+            (None, None) if self.rules.own_addresses.contains(address) => Some("this host's own: choose another".into()),
             (None, None) => None,
         }
     }
