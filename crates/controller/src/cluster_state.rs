@@ -18,13 +18,13 @@ use crate::write_queue::{Priority, WriteQueue};
 use beeline_model::change::{Change, ObjectKey};
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::object::{Object, Service};
-use beeline_model::policy::{Policy, PolicyName};
+use beeline_model::policy::{Policy, PolicyName, RedirectMode, Target};
 use beeline_model::publish::{NodePublisher, NodeSlice, Publisher, UnknownNamespace};
 use beeline_model::{Name, ServiceName};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Number of changes that are applied under one lock, so that other tasks do not wait long for it.
 const CHUNK: usize = 256;
@@ -65,7 +65,7 @@ pub struct ClusterState {
     changed_targets: HashSet<PolicyTarget>,
     changed_ports: HashSet<TargetPort>,
     pub(crate) publisher: Publisher,
-    nodes: NodePublisher,
+    pub(crate) nodes: NodePublisher,
     slices: PolicySlices,
     /// Whether this replica writes. A replica that does not write keeps no queue, and enqueues everything when it becomes
     /// the leader.
@@ -73,6 +73,9 @@ pub struct ClusterState {
     dirty_nodes: BTreeSet<Name>,
     pub(crate) dirty_statuses: BTreeSet<PolicyName>,
     pub rollout: RolloutTracker,
+    /// The nodes' reports have been listed, or cannot be listed. Before that, no status is written: every policy would be
+    /// reported as not programmed after a restart of the controller.
+    pub reports_listed: bool,
     pub observed_statuses: ObservedStatuses,
 }
 
@@ -109,6 +112,7 @@ impl ClusterState {
             dirty_nodes: BTreeSet::new(),
             dirty_statuses: BTreeSet::new(),
             rollout: RolloutTracker::default(),
+            reports_listed: false,
             observed_statuses: ObservedStatuses::default(),
         }
     }
@@ -148,7 +152,7 @@ impl ClusterState {
 
     fn apply(&mut self, change: Change) {
         let addresses = self.address_owners.apply(&change);
-        self.rollout.apply(&change);
+        self.rollout.apply(&change, Instant::now());
         self.publisher.apply(&change);
         self.nodes.apply(&change);
         match change {
@@ -256,8 +260,13 @@ impl ClusterState {
         let names: HashSet<PolicyName> = names.cloned().collect();
         names.iter().for_each(|name| self.mark_policy_dirty(name));
         let changed_nodes = self.nodes.take_changed();
-        if self.leading {
+        if self.leading && !changed_nodes.is_empty() {
             self.dirty_nodes.extend(changed_nodes);
+            let leads_to_nodes = |policy: &&Policy| {
+                matches!(policy.target, Target::Pods { mode: RedirectMode::HostPort | RedirectMode::NodeProxy, .. })
+            };
+            let names = self.policies.values().filter(leads_to_nodes).map(|policy| policy.name.clone());
+            self.dirty_statuses.extend(names);
         }
     }
 

@@ -21,6 +21,7 @@ mod policy_target;
 mod port_owner;
 mod publisher;
 mod report_cleanup;
+mod report_wait;
 mod rollout;
 mod run;
 mod scope_authorizer;

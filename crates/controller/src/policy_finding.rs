@@ -16,6 +16,8 @@ pub enum FindingReason {
     Overridden,
     PartialConflict,
     PortNotFound,
+    /// The ports of the Service and of the backend do not fit each other.
+    PortsNotPaired,
     ServiceNotFound,
 }
 
@@ -30,6 +32,7 @@ impl FindingReason {
             FindingReason::Overridden => "Overridden",
             FindingReason::PartialConflict => "PartialConflict",
             FindingReason::PortNotFound => "PortNotFound",
+            FindingReason::PortsNotPaired => "PortsNotPaired",
             FindingReason::ServiceNotFound => "ServiceNotFound",
         }
     }
@@ -54,6 +57,7 @@ impl From<Refusal> for PolicyFinding {
         let reason = match refusal.reason {
             RefusalReason::ServiceNotFound => FindingReason::ServiceNotFound,
             RefusalReason::PortNotFound => FindingReason::PortNotFound,
+            RefusalReason::BadPorts => FindingReason::PortsNotPaired,
             _ => FindingReason::Invalid,
         };
         PolicyFinding::new(reason, refusal.message)

@@ -92,7 +92,7 @@ impl ClusterState {
         Ok(check_policy(policy, self.service_of(policy))?)
     }
 
-    fn service_of(&self, policy: &Policy) -> Option<&Service> {
+    pub(crate) fn service_of(&self, policy: &Policy) -> Option<&Service> {
         match PolicyTarget::of(policy) {
             PolicyTarget::Service(name) => self.services.get(&name),
             PolicyTarget::Address(_) => None,
@@ -207,7 +207,7 @@ fn format_ports(ports: &[Port]) -> String {
 
 /// `BalancingPolicy default/web`.
 pub fn title(name: &PolicyName) -> String {
-    format!("{} {}/{}", name.kind, name.namespace, name.name)
+    name.title()
 }
 
 /// What of a policy reaches beyond its namespace; `None` if nothing does, or nothing that was not in `before`. A change of

@@ -6,7 +6,7 @@
 
 use super::port_pair::{PortPair, PortPairs, pair_ports, refusal};
 use super::remote::may_program;
-use super::target::{backends, members};
+use super::target::{backends, count_backends, members};
 use super::{ServicePlan, SetPlan, SetPolicy};
 use crate::address::{Address, Family};
 use crate::claim::Claim;
@@ -85,6 +85,28 @@ pub fn plan_policy(policy: &Policy, context: &PolicyContext<'_>) -> ServicePlan 
         Ok(frontends) => write(policy, context, frontends, &mut plan),
     }
     plan
+}
+
+/// Why a policy serves no dial on this host although it should: it is refused, or each of its backends is left out. A
+/// policy that selects nothing does not fail.
+pub fn failure(plan: &ServicePlan) -> Option<&Refusal> {
+    let has_backend = plan.sets.iter().any(|set| !set.backends.is_empty());
+    let is_note = |refusal: &Refusal| {
+        matches!(refusal.reason, RefusalReason::PortWithoutBackend | RefusalReason::TooManyEndpoints)
+    };
+    plan.refusals.iter().find(|refusal| !has_backend && !is_note(refusal))
+}
+
+/// The number of backends that the policy has on this host.
+pub fn backend_count(policy: &Policy, context: &PolicyContext<'_>) -> usize {
+    match accept(policy, context) {
+        Ok(frontends) if applicability(policy, context) == PolicyApplicability::ThisNode => {
+            let has_family = |family: &Family| frontends.addresses.iter().any(|address| address.family() == *family);
+            let families: Vec<Family> = Family::BOTH.into_iter().filter(has_family).collect();
+            count_backends(policy, context, &frontends.pairs, &families)
+        }
+        _ => 0,
+    }
 }
 
 /// Why the policy as a whole is not accepted.

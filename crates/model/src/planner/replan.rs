@@ -10,7 +10,7 @@ use crate::cluster::view::{OtherCluster, ViewInputs, expand_views};
 use crate::hash::HashSet;
 use crate::name::{Name, ServiceName};
 use crate::object::Slice;
-use crate::plan::policy::{PolicyContext, plan_policy};
+use crate::plan::policy::{PolicyContext, failure, plan_policy};
 use crate::plan::{PlanContext, ServicePlan, plan_service};
 use crate::policy::{Matcher, Policy, Target};
 use crate::row::FrontendKey;
@@ -227,7 +227,9 @@ impl Planner {
         match (self.earlier_cluster_ip(address, context), context.hosts.get(address)) {
             (Some(claim), _) => Some(format!("the ClusterIP of Service {}: use serviceMatcher", claim.service)),
             (None, Some(node)) => Some(format!("an address of node {node}, or of a pod on it: choose another")),
-            (None, None) if self.rules.own_addresses.contains(address) => Some("this host's own: choose another".into()),
+            (None, None) if self.rules.own_addresses.contains(address) => {
+                Some("this host's own: choose another".into())
+            }
             (None, None) => None,
         }
     }
@@ -255,6 +257,7 @@ impl Planner {
             keys.insert(*key);
         }
         self.refusals.remove(name);
+        self.policy_failures.remove(name);
         self.withheld.remove(name);
         self.by_nodes.remove(name);
         if name.policy_kind().is_some() {
@@ -267,6 +270,9 @@ impl Planner {
         }
         if !plan.refusals.is_empty() {
             self.refusals.insert(name.clone(), plan.refusals.clone());
+            if let Some(failure) = failure(plan).filter(|_| name.policy_kind().is_some()) {
+                self.policy_failures.insert(name.clone(), failure.clone());
+            }
         }
         if let Some(conflict) = &plan.withheld {
             self.withheld.insert(name.clone(), RangeConflict::clone(conflict));
