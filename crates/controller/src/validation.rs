@@ -105,7 +105,7 @@ impl ClusterState {
         pairs.into_iter().map(|pair| (pair.dialled.port, pair.dialled.protocol)).collect()
     }
 
-    pub fn check_address(&self, policy: &Policy) -> Result<(), PolicyFinding> {
+    fn check_address(&self, policy: &Policy) -> Result<(), PolicyFinding> {
         let Matcher::Address { address, .. } = &policy.matcher else { return Ok(()) };
         if let Some(service) = self.address_owners.service(*address) {
             let message = format!(
@@ -210,22 +210,26 @@ pub fn title(name: &PolicyName) -> String {
     name.title()
 }
 
-/// What of a policy reaches beyond its namespace; `None` if nothing does, or nothing that was not in `before`. A change of
-/// other fields needs no right. The chart's ValidatingAdmissionPolicies have the same rule.
+/// What of a policy reaches beyond its namespace; `None` if nothing does, or if its spec is the same as `before`. Every
+/// change of the spec needs the right that the creation needs: whoever may only edit a policy could otherwise lead a virtual
+/// address to his own pods. The chart's ValidatingAdmissionPolicies have the same rule.
 pub fn cluster_scope(policy: &Policy, before: Option<&Policy>) -> Option<String> {
-    if let Matcher::Address { address, .. } = &policy.matcher
-        && before.is_none_or(|before| before.matcher != policy.matcher)
-    {
-        return Some(format!("the virtual address {address} applies to all namespaces"));
-    }
-    if before.is_some_and(|before| before.target == policy.target) {
+    if before.is_some_and(|before| has_same_spec(before, policy)) {
         return None;
+    }
+    if let Matcher::Address { address, .. } = &policy.matcher {
+        return Some(format!("the virtual address {address} applies to all namespaces"));
     }
     match &policy.target {
         Target::Pods { namespaces: Some(_), .. } => Some("namespaceSelector selects pods of other namespaces".into()),
         Target::Addresses { .. } => Some("addressEndpoint uses addresses outside the namespace".into()),
         Target::Pods { namespaces: None, .. } | Target::LocalPods { .. } => None,
     }
+}
+
+fn has_same_spec(a: &Policy, b: &Policy) -> bool {
+    let spec = |policy: &Policy| Policy { uid: "".into(), created: 0, generation: 0, ..policy.clone() };
+    spec(a) == spec(b)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use beeline_model::change::{Change, ObjectKey};
 use beeline_model::name::Protocol;
 use beeline_model::object::Object;
 use beeline_model::policy::{BackendPort, PortChoice, RedirectMode};
-use beeline_model::selector::Selector;
+use beeline_model::selector::{LabelOperator, Requirement, Selector};
 
 /// A policy for the Service default/web.
 pub fn policy(kind: PolicyKind, name: &str, created: i64, ports: Option<&[u16]>) -> Policy {
@@ -22,10 +22,7 @@ pub fn policy(kind: PolicyKind, name: &str, created: i64, ports: Option<&[u16]>)
         uid: format!("uid-{name}").into(),
         created,
         generation: 1,
-        matcher: Matcher::Service {
-            name: "web".into(),
-            ports: ports.map(|ports| ports.iter().map(dialled).collect()),
-        },
+        matcher: Matcher::Service { name: "web".into(), ports: ports.map(|ports| ports.iter().map(dialled).collect()) },
         target: match kind {
             PolicyKind::LocalRedirect => Target::LocalPods { selector, ports: backends },
             PolicyKind::Balancing => {
@@ -63,10 +60,7 @@ fn the_oldest_policy_owns_a_port() {
     let evaluated = |policy: &Policy| describe(state.evaluate(policy));
     let (a, b, end) = ("BalancingPolicy default/a", "BalancingPolicy default/b", "change or delete one of the two");
     assert_eq!(evaluated(&all[1]), "accepted");
-    assert_eq!(
-        evaluated(&all[0]),
-        format!("PartialConflict: Conflict at 81/TCP ({a} is older); serves 80/TCP; {end}")
-    );
+    assert_eq!(evaluated(&all[0]), format!("PartialConflict: Conflict at 81/TCP ({a} is older); serves 80/TCP; {end}"));
     let rest = "83/TCP, 84/TCP, 85/TCP, 86/TCP, 87/TCP, 88/TCP, 89/TCP, 90/TCP, 91/TCP, 92/TCP and 7 more";
     let above =
         "LocalRedirectPolicy default/local has precedence at 83/TCP; this policy serves the remaining connections";
@@ -154,14 +148,15 @@ fn virtual_policy(name: &str, ip: &str) -> Policy {
 }
 
 #[test]
-fn a_virtual_address_outside_the_ranges_is_told_what_to_use() {
+fn a_refused_virtual_address_has_a_message_that_says_what_to_use() {
     let state = state(Vec::new());
     let message = |ip: &str| describe(state.evaluate(&virtual_policy("v", ip)));
     let outside = "refused: AddressNotAllowed: virtual address 10.1.2.3: it lies outside the allowed ranges \
                    169.254.0.0/16, fd00:bee::/48 (--virtual-address-cidrs)";
     assert_eq!(message("10.1.2.3"), outside);
     let cluster_ip = message("10.96.0.1");
-    let wanted = "refused: AddressTaken: virtual address 10.96.0.1 is the ClusterIP of Service default/web: use serviceMatcher";
+    let wanted =
+        "refused: AddressTaken: virtual address 10.96.0.1 is the ClusterIP of Service default/web: use serviceMatcher";
     assert!(cluster_ip.starts_with(wanted), "{cluster_ip}");
     assert_eq!(message("169.254.0.9"), "accepted");
 }
@@ -200,17 +195,26 @@ fn messages_name_a_limited_number_of_ports() {
 }
 
 #[test]
-fn cluster_scope_needs_a_right_only_when_it_is_new() {
+fn every_change_of_a_policy_beyond_its_namespace_needs_the_right() {
     let plain = balancing("x", 1, Some(&[80]));
     assert_eq!(cluster_scope(&plain, None), None);
     let outside = Target::Addresses { addresses: [address("192.0.2.1")].into(), ports: [].into() };
     let external = Policy { target: outside, ..plain.clone() };
     assert!(cluster_scope(&external, None).unwrap().contains("addressEndpoint"));
     assert!(cluster_scope(&external, Some(&plain)).is_some(), "the addresses are new");
-    let other = Policy { limit: None, out_cluster: false, ..external.clone() };
-    assert_eq!(cluster_scope(&other, Some(&external)), None, "other fields need no right");
-    let ports = Matcher::Address { address: address("169.254.0.9"), ports: [].into() };
-    let virtual_one = Policy { matcher: ports, ..external.clone() };
-    assert!(cluster_scope(&virtual_one, Some(&external)).unwrap().contains("virtual address"));
-    assert_eq!(cluster_scope(&virtual_one, Some(&virtual_one)), None);
+    assert_eq!(cluster_scope(&plain, Some(&external)), None, "nothing of it reaches beyond the namespace now");
+    let virtual_one = virtual_policy("x", "169.254.0.9");
+    assert!(cluster_scope(&virtual_one, None).unwrap().contains("virtual address"));
+    let Target::Pods { selector, namespaces, mode, ports } = virtual_one.target.clone() else { panic!() };
+    let own_pods = Selector(vec![Requirement { key: "app".into(), operator: LabelOperator::Exists }].into());
+    assert_ne!(own_pods, selector);
+    let target = Target::Pods { selector: own_pods, namespaces, mode, ports };
+    let repointed = Policy { target, generation: 2, ..virtual_one.clone() };
+    assert!(cluster_scope(&repointed, Some(&virtual_one)).is_some(), "the virtual address leads to other pods");
+    for (changed, before) in [(&external, &external), (&virtual_one, &virtual_one)] {
+        let other = Policy { out_cluster: false, ..changed.clone() };
+        assert!(cluster_scope(&other, Some(before)).is_some());
+        let labelled = Policy { generation: 7, ..changed.clone() };
+        assert_eq!(cluster_scope(&labelled, Some(before)), None, "the spec is the same");
+    }
 }
