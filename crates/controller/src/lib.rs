@@ -31,6 +31,7 @@ mod status_writer;
 mod validation;
 mod webhook;
 mod webhook_certificate;
+mod webhook_token;
 mod write_queue;
 
 pub use run::run;
