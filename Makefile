@@ -14,7 +14,7 @@ FUZZ_SECONDS ?= 60
 # Where the plots of the README are written.
 BENCH_IMAGES ?= docs/images
 
-.PHONY: help setup build other-layout release demo test-quick test test-all test-all-status check bench bench-cluster bench-outside bench-candidates fuzz \
+.PHONY: help setup build other-layout node-binary release demo test-quick test test-all test-all-status check bench bench-cluster bench-outside bench-candidates fuzz \
 	test-kernels test-outside test-edge test-vm test-chart test-rights release-arm64 image deb test-deb cluster cluster-down test-cluster \
 	conformance clean
 
@@ -62,6 +62,7 @@ check: ## check formatting, lints, naming rules, licences of dependencies, shell
 	clang-format-19 --dry-run -Werror $(wildcard bpf/*.[ch] testing/*/bpf/*.[ch])
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --workspace --test cluster --test api_server --test kubeedge --test outside --test guest -- -D warnings
+	cargo clippy --workspace --bin beeline --no-default-features -- -D warnings
 	cargo test --workspace --test naming
 	cargo-deny --log-level error check bans licenses sources
 	for script in .ci/run scripts/*.sh deploy/kubectl-beeline deploy/detach-wait; do bash -n "$$script"; done
@@ -153,7 +154,7 @@ test-chart: ## lint and render the chart and compare deploy/manifests with it; b
 
 test-rights: ## check that the agent needs exactly the manifest's capabilities
 	@scripts/setup.sh build test
-	cargo build -p beeline
+	cargo build --workspace --bin beeline
 	scripts/rights.sh
 
 release-arm64: ## cross-compile the release binary for arm64
@@ -173,7 +174,7 @@ test-deb: ## install, upgrade and purge the package in a private root, and check
 # IMAGE names the image, PUSH=1 pushes it to its registry (log in with `buildah login` first).
 image: ## build the container image with buildah, at target/image/beeline.tar; pulls nothing
 	@scripts/setup.sh build image
-	$(MAKE) release
+	$(MAKE) node-binary
 	IMAGE='$(IMAGE)' PUSH='$(PUSH)' scripts/image.sh
 
 clean: ## remove target/; the cache of tools and kernels stays
@@ -182,6 +183,13 @@ clean: ## remove target/; the cache of tools and kernels stays
 
 release:
 	cargo build --workspace --release
+
+# The binary of the nodes' image, without the feature `outside`. Built with --workspace, so that it shares the compiled
+# dependencies with `make release`.
+node-binary:
+	cargo build --workspace --release --bin beeline --no-default-features
+	mkdir -p target/node
+	cp target/release/beeline target/node/beeline
 
 # The upgrade tests need a second binary whose map keys and values have other sizes. Built with --workspace, so that both
 # binaries share the compiled dependencies.

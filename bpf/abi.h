@@ -3,7 +3,7 @@
  * Types shared by the BPF programs and user space: map keys, map values, the event and the enums.
  * User space gets these types from BTF through the generated skeleton, so each byte is defined
  * once, here. `__be16/__be32` is network byte order, `__u*` host byte order. Padding is explicit
- * and sizes are asserted.
+ * and sizes are asserted in abi_size.h.
  *
  * A dial is looked up in this order: filter (does any service use this port or range?) -> frontend
  * -> set -> backend. The agent writes those rows. The kernel writes affinity, tokens, counters and
@@ -23,10 +23,10 @@ struct address {
  */
 #ifdef BEELINE_OTHER_LAYOUT
 /* A second layout for the upgrade tests: the same meaning, other sizes. */
-enum layout { LAYOUT = 1003 };
+enum layout { LAYOUT = 1004 };
 #define OTHER_LAYOUT_PAD __u64 other_layout;
 #else
-enum layout { LAYOUT = 3 };
+enum layout { LAYOUT = 4 };
 #define OTHER_LAYOUT_PAD
 #endif
 
@@ -94,10 +94,15 @@ struct frontend_key {
 /*
  * Read as ONE u64. `mark` holds the kind (low 3 bits) and a tag computed from the key. The kernel
  * recycles hash elements at once, so the tag tells whether the row still belongs to the key.
+ *
+ * `mark` comes first. The kernel copies a value into a recycled element with memcpy(), which may
+ * copy byte by byte from the start. A lookup that still holds the element then sees the new tag
+ * before any byte of the new set, and never the new set with its own tag. `struct node` and
+ * `struct cgroup_rule` have the tag first for the same reason.
  */
 struct frontend {
-    __u32 set;
     __u32 mark;
+    __u32 set;
 };
 
 enum mark { MARK_KIND = 7 };
@@ -127,7 +132,7 @@ enum role {
 
 enum when_empty {
     EMPTY_REFUSE = 0, /* the service has no endpoint at all */
-    /* Endpoints exist, but not in this set or not for this client: `empty_local_drops` decides. */
+    /* Endpoints exist, but not in this set or not for this client: --no-local-endpoint-action. */
     EMPTY_FAIL = 1,
 };
 
@@ -171,13 +176,13 @@ struct backend {
 enum node_flag {
     NODE_OWN = 1,
     NODE_LOOPBACK = 2, /* only for clients in the host's own network namespace */
-    NODE_ALONE = 4, /* 127.0.0.1 itself, not all of 127.0.0.0/8 */
+    NODE_EXACT_LOOPBACK = 4, /* 127.0.0.1 itself, not all of 127.0.0.0/8 */
 };
 
 struct node {
+    __u32 tag;
     __u16 cluster;
     __u16 flags;
-    __u32 tag;
 };
 
 /* ---- source: clients that may dial a load-balancer address (loadBalancerSourceRanges) ---- */
@@ -234,6 +239,18 @@ struct member_key {
 enum { MEMBER_LEVELS = 4 };
 
 /*
+ * ---- pod: the addresses of the pods of this node, by the pod's cgroup ----
+ * The source address of a dial is not known before the kernel has chosen a route, but a restricted
+ * load-balancer address needs it. The reader copies the addresses first and reads the tag last: the
+ * kernel writes the tag of a recycled element first.
+ */
+struct pod {
+    __u32 tag;
+    __be32 v4; /* 0 means none */
+    struct address v6; /* all zero means none */
+};
+
+/*
  * ---- name: id -> text, so that a restart and `beeline status` need no API server ----
  * The layout of this table is versioned separately.
  */
@@ -287,9 +304,9 @@ enum stat {
     STAT_EVENT_LOST = 3,
     STAT_SOURCE_UNKNOWN = 4,
     STAT_BOUND_LOOPBACK = 5, /* not resolved: the socket is bound to a loopback address */
-    STAT_ORPHANED = 6, /* not resolved: no agent for longer than the configured time */
+    STAT_AGENT_DOWN = 6, /* not resolved: no agent for longer than the configured time */
     STAT_RACED_OUT = 7, /* three picks in a row raced with a change */
-    STAT_OPTED_OUT = 8,
+    STAT_EXCLUDED = 8,
     STAT_NO_PORT = 9, /* refused: the ClusterIP is known and has no such port */
     STATS = 16,
 };
@@ -347,7 +364,8 @@ enum event_level {
 
 struct control {
     __u64 heartbeat; /* ns, monotonic: the agent's last heartbeat */
-    __u64 orphan; /* ns without a heartbeat after which dials are not resolved; 0 means never */
+    /* ns without a heartbeat after which dials are not resolved; 0 means never */
+    __u64 agent_down_timeout;
     __u32 event_level;
     __u32 event_sample; /* 1 in N */
     __u64 cgroup_levels; /* bit L: the map `cgroup` has a cgroup that is L levels below the root */
@@ -358,10 +376,13 @@ struct control {
     struct address host6;
 };
 
-enum cgroup_flag { CGROUP_UNTOUCHED = 1 };
+/* ---- cgroup: a rule for the processes below a cgroup; read as ONE u64 ---- */
+
+/* In place of a view: the dials of these processes are not resolved. */
+enum cgroup_view { CGROUP_EXCLUDED = 0xffffffff };
 
 struct cgroup_rule {
-    __u32 flags;
+    __u32 tag;
     __u32 view;
 };
 
@@ -450,30 +471,6 @@ struct verdict {
     __u32 pad;
 };
 
-/* ---- test entry points (test_resolver.bpf.c) ---- */
-struct test_dial {
-    struct dial dial;
-    struct verdict verdict;
-};
-
-/*
- * One dial, repeated while the tables change. In these tests all backends of a service have the
- * same port, so a chosen port other than `expect` is a backend of another service.
- */
-struct test_loop {
-    struct dial dial; /* now == 0: use the kernel's clock */
-    __u32 rounds;
-    __be16 expect;
-    __u16 pad;
-    __u64 resolved;
-    __u64 refused;
-    __u64 untouched;
-    __u64 wrong;
-    __u64 elapsed; /* ns */
-    __u32 spread; /* > 1: a random number below this is added to the dialled v4 address */
-    __u32 pause; /* ns that one dial in 256 waits after its lookup, as if it were interrupted */
-};
-
 /* A connected UDP socket with a record, as the socket iterators report it. */
 struct socket_entry {
     struct peer peer;
@@ -487,30 +484,3 @@ struct socket_entry {
     __u16 pad;
     __u32 device;
 };
-
-#ifndef BEELINE_OTHER_LAYOUT
-_Static_assert(sizeof(struct filter) == 32840, "filter");
-_Static_assert(sizeof(struct frontend_key) == 24, "frontend_key");
-_Static_assert(sizeof(struct set) == 64, "set is one cache line");
-_Static_assert(sizeof(struct backend) == 32, "backend");
-#endif
-_Static_assert(sizeof(struct frontend) == 8, "frontend is read as one word");
-_Static_assert(sizeof(struct node) == 8, "node is read as one word");
-_Static_assert(sizeof(struct source_key) == 28, "source_key");
-_Static_assert(sizeof(struct bucket) == 8, "bucket is read as one word");
-_Static_assert(sizeof(struct level) == 24, "level");
-_Static_assert(sizeof(struct member_key) == 16, "member_key");
-_Static_assert(sizeof(struct name) == 256, "name");
-_Static_assert(sizeof(struct affinity_key) == 16, "affinity_key");
-_Static_assert(sizeof(struct affinity) == 40, "affinity");
-_Static_assert(sizeof(struct peer) == 48, "peer");
-_Static_assert(sizeof(struct tcp_record) == 48, "tcp_record");
-_Static_assert(sizeof(struct udp_record) == 408, "udp_record");
-_Static_assert(sizeof(struct overflow_key) == 32, "overflow_key");
-_Static_assert(sizeof(struct counters) == 64, "counters");
-_Static_assert(sizeof(struct cgroup_rule) == 8, "cgroup_rule");
-_Static_assert(sizeof(struct control) == 72, "control");
-_Static_assert(sizeof(struct event) == 104, "event");
-_Static_assert(sizeof(struct dial) == 104, "dial");
-_Static_assert(sizeof(struct verdict) == 48, "verdict");
-_Static_assert(sizeof(struct socket_entry) == 104, "socket_entry");

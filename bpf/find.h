@@ -3,9 +3,9 @@
  * The first half of the decision: finds the frontend for a dial. Most dials are not for a service,
  * and the port bits of the filter already end those.
  *
- * Frontends and nodes are in kernel hash maps. The kernel recycles hash elements at once: a tag in
- * the row tells whether the row belongs to the key. A row that is being replaced can be missed:
- * the counter `exchange` tells when to look it up again.
+ * Frontends, nodes and cgroup rules are in kernel hash maps. The kernel recycles hash elements at
+ * once: a tag in the row tells whether the row belongs to the key. A row that is being replaced can
+ * be missed: the counter `exchange` tells when to look it up again.
  */
 #pragma once
 #include "address.h"
@@ -48,6 +48,11 @@ static __always_inline __u32 tag_of_key(const struct frontend_key *k)
     return (h >> 32) & ~MARK_KIND;
 }
 
+static __always_inline __u32 tag_of_cgroup(__u64 id)
+{
+    return mix(0, id) >> 32;
+}
+
 static __always_inline void count_stat(__u32 which)
 {
     __u64 *n = bpf_map_lookup_elem(&stats, &which);
@@ -56,9 +61,22 @@ static __always_inline void count_stat(__u32 which)
         (*n)++;
 }
 
+/*
+ * A lookup reads `exchange`, then the hash, then `exchange` again if it found nothing. The barriers
+ * keep this order on processors that reorder loads; the agent orders its stores in the same way.
+ */
+static __always_inline __u64 begin_lookup(const struct filter *f)
+{
+    __u64 before = READ_ONCE(f->exchange);
+
+    read_barrier();
+    return before;
+}
+
 /* True if a lookup that found nothing may have missed a row that was being replaced. */
 static __always_inline bool may_have_missed(const struct filter *f, __u64 before)
 {
+    read_barrier();
     return before & 1 || READ_ONCE(f->exchange) != before;
 }
 
@@ -68,7 +86,7 @@ static __always_inline bool lookup_frontend(const struct filter *f, const struct
     __u32 tag = tag_of_key(key);
 
     for (int i = 0; i < LOOKUP_ATTEMPTS; i++) {
-        __u64 before = READ_ONCE(f->exchange);
+        __u64 before = begin_lookup(f);
         __u64 *row = bpf_map_lookup_elem(&frontend, key);
         __u64 word;
 
@@ -78,9 +96,9 @@ static __always_inline bool lookup_frontend(const struct filter *f, const struct
             return false;
         }
         word = READ_ONCE(*row);
-        if (((__u32)(word >> 32) & ~MARK_KIND) == tag) {
-            hit->set = (__u32)word;
-            hit->kind = (word >> 32) & MARK_KIND;
+        if (((__u32)word & ~MARK_KIND) == tag) {
+            hit->set = word >> 32;
+            hit->kind = word & MARK_KIND;
             return true;
         }
         if (i == LOOKUP_ATTEMPTS - 1)
@@ -89,24 +107,83 @@ static __always_inline bool lookup_frontend(const struct filter *f, const struct
     return false;
 }
 
-/* Stores the row, read as one word, in `word`. */
+/* Stores the row without its tag in `row_word`: the cluster in the low half, then the flags. */
 static __always_inline bool lookup_node(const struct filter *f, const struct address *a,
-                                        __u64 *word)
+                                        __u32 *row_word)
 {
     __u32 tag = tag_of_address(a);
 
     for (int i = 0; i < LOOKUP_ATTEMPTS; i++) {
-        __u64 before = READ_ONCE(f->exchange);
+        __u64 before = begin_lookup(f);
         __u64 *row = bpf_map_lookup_elem(&node, a);
+        __u64 word;
 
         if (!row) {
             if (may_have_missed(f, before))
                 continue;
             return false;
         }
-        *word = READ_ONCE(*row);
-        if ((__u32)(*word >> 32) == tag)
+        word = READ_ONCE(*row);
+        if ((__u32)word == tag) {
+            *row_word = word >> 32;
             return true;
+        }
+    }
+    return false;
+}
+
+/* The view of the cgroup's rule, which may be CGROUP_EXCLUDED. */
+static __always_inline bool lookup_cgroup_rule(const struct filter *f, __u64 id, __u32 *view)
+{
+    __u32 tag = tag_of_cgroup(id);
+
+    for (int i = 0; i < LOOKUP_ATTEMPTS; i++) {
+        __u64 before = begin_lookup(f);
+        __u64 *row = bpf_map_lookup_elem(&cgroup, &id);
+        __u64 word;
+
+        if (!row) {
+            if (may_have_missed(f, before))
+                continue;
+            return false;
+        }
+        word = READ_ONCE(*row);
+        if ((__u32)word == tag) {
+            *view = word >> 32;
+            return true;
+        }
+        if (i == LOOKUP_ATTEMPTS - 1)
+            count_stat(STAT_RACED_OUT);
+    }
+    return false;
+}
+
+/* Stores the address of a pod in the family of `dialled`. False if the pod or its address is
+ * unknown. */
+static __always_inline bool lookup_pod(const struct filter *f, __u64 cgroup,
+                                       const struct address *dialled, struct address *source)
+{
+    __u32 tag = tag_of_cgroup(cgroup);
+
+    for (int i = 0; i < LOOKUP_ATTEMPTS; i++) {
+        __u64 before = begin_lookup(f);
+        struct pod *p = bpf_map_lookup_elem(&pod, &cgroup);
+        struct address copy = {};
+
+        if (!p) {
+            if (may_have_missed(f, before))
+                continue;
+            return false;
+        }
+        if (!is_v4(dialled))
+            copy = p->v6;
+        else if (READ_ONCE(p->v4))
+            copy = mapped(READ_ONCE(p->v4));
+        read_barrier();
+        if (READ_ONCE(p->tag) == tag) {
+            *source = copy;
+            return !!(copy.word[0] | copy.word[1] | copy.word[2] | copy.word[3]);
+        }
     }
     return false;
 }
@@ -139,7 +216,7 @@ static __always_inline bool find_node_port(const struct filter *f, const struct 
                                            struct frontend_key *key, bool host, struct hit *hit)
 {
     struct address node_address = *at;
-    __u64 word;
+    __u32 word;
 
     if (is_v4(at) && is_loopback(at))
         node_address.word[3] = bpf_htonl(0x7f000001);
@@ -147,7 +224,7 @@ static __always_inline bool find_node_port(const struct filter *f, const struct 
         return false;
     if ((word >> 16) & NODE_LOOPBACK && !host)
         return false;
-    if ((word >> 16) & NODE_ALONE && !same_address(at, &node_address))
+    if ((word >> 16) & NODE_EXACT_LOOPBACK && !same_address(at, &node_address))
         return false;
     key->view = (__u16)word;
     key->address.word[0] = key->address.word[1] = key->address.word[3] = 0;

@@ -184,3 +184,20 @@ struct bpf_iter__udp {
 
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
+
+/*
+ * Orders the loads before it before the loads after it. x86 keeps the order of loads, so there only
+ * the compiler is restrained. BPF has no barrier instruction that Linux 6.1 knows, but an atomic
+ * operation that returns the old value is a full barrier in the kernel's memory model. It works on
+ * a word of the stack, so that no cache line is shared.
+ */
+static __always_inline void read_barrier(void)
+{
+#ifdef BEELINE_WEAKLY_ORDERED
+    __u64 word = 0, *at = &word, old = 0;
+
+    asm volatile("%0 = atomic_fetch_or((u64 *)(%1 + 0), %0)" : "+r"(old) : "r"(at) : "memory");
+#else
+    asm volatile("" ::: "memory");
+#endif
+}

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
  * This object is never loaded. It has one variable of each type that user space reads or writes, so
- * that BTF carries the layouts of abi.h to Rust.
+ * that its BTF contains the layouts of abi.h and test_abi.h, from which the Rust types are
+ * generated.
  */
-#include "abi.h"
+#include "abi_size.h"
+#include "test_abi.h"
 
 struct filter filter_layout;
 struct frontend_key frontend_key_layout;
@@ -15,6 +17,7 @@ struct source_key source_key_layout;
 struct bucket bucket_layout;
 struct level level_layout;
 struct member_key member_key_layout;
+struct pod pod_layout;
 struct name name_layout;
 struct cgroup_rule cgroup_rule_layout;
 struct control control_layout;
@@ -26,6 +29,7 @@ struct udp_record udp_record_layout;
 struct event event_layout;
 struct test_dial test_dial_layout;
 struct test_loop test_loop_layout;
+struct test_rules test_rules_layout;
 struct socket_entry socket_entry_layout;
 
 enum layout layout_layout;
@@ -42,7 +46,7 @@ enum node_flag node_flag_layout;
 enum name_kind name_kind_layout;
 enum stat stat_layout;
 enum event_level event_level_layout;
-enum cgroup_flag cgroup_flag_layout;
+enum cgroup_view cgroup_view_layout;
 enum action action_layout;
 enum reason reason_layout;
 enum hook hook_layout;

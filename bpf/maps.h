@@ -26,6 +26,7 @@ TABLE(node, BPF_MAP_TYPE_HASH, struct address, struct node, 1024, 0);
 TABLE(source, BPF_MAP_TYPE_LPM_TRIE, struct source_key, __u32, 1024, BPF_F_NO_PREALLOC);
 TABLE(bucket, BPF_MAP_TYPE_ARRAY, __u32, struct bucket, 1024, BPF_F_MMAPABLE);
 TABLE(member, BPF_MAP_TYPE_HASH, struct member_key, __u32, 1024, BPF_F_NO_PREALLOC);
+TABLE(pod, BPF_MAP_TYPE_HASH, __u64, struct pod, 4096, BPF_F_NO_PREALLOC);
 TABLE(names, BPF_MAP_TYPE_ARRAY, __u32, struct name, 1024, BPF_F_MMAPABLE);
 TABLE(cgroup, BPF_MAP_TYPE_HASH, __u64, struct cgroup_rule, 1024, 0);
 TABLE(control, BPF_MAP_TYPE_ARRAY, __u32, struct control, 1, BPF_F_MMAPABLE);

@@ -351,7 +351,7 @@ static __always_inline const struct peer *peer_for_recvmsg(struct bpf_sock_addr 
         if (p)
             return p;
     }
-    /* A connected socket receives only from its peer. */
+    /* A connected socket receives only from its connected peer, which is peer[0]. */
     p = &r->peer[0];
     return ctx->sk->state == SK_ESTABLISHED && is_chosen(p, a, port) ? p : NULL;
 }

@@ -22,7 +22,7 @@ enum { MAX_SETS = 3, PICK_ATTEMPTS = 3 };
 const volatile __u32 shards = 1; /* rows per owner in the map `counters`; a power of two */
 /* Epoch of the tables. Ids in socket records of another epoch are not valid. */
 const volatile __u32 epoch;
-const volatile __u8 empty_local_drops; /* --no-local-endpoint-action=drop */
+const volatile __u8 no_local_endpoint_drops; /* --no-local-endpoint-action=drop */
 const volatile __u64 host_netns; /* cookie of the host's own network namespace */
 
 static __always_inline void use_backend(const struct backend *b, __u32 id, __u32 state,
@@ -168,7 +168,7 @@ static __always_inline void refuse(struct verdict *v, __u8 reason)
  */
 static __always_inline void refuse_or_drop(struct verdict *v, __u8 reason)
 {
-    v->action = empty_local_drops ? ACTION_UNTOUCHED : ACTION_REFUSED;
+    v->action = no_local_endpoint_drops ? ACTION_UNTOUCHED : ACTION_REFUSED;
     v->reason = reason;
 }
 
@@ -178,7 +178,7 @@ static __always_inline void refuse_or_drop(struct verdict *v, __u8 reason)
  * a token. Sets with access checks are left to decide(); no policy precedes those. A pod that a
  * policy selects keeps no backend of that policy, because the backend may be the pod itself.
  *
- * A global function, as decide() is.
+ * It is a global function for the same reason as decide().
  */
 __attribute__((noinline)) int keep_recorded(const struct dial *d, const struct hit *hit,
                                             struct verdict *v)
@@ -272,9 +272,9 @@ static __always_inline void verdict_if_empty(const struct set *s, bool self, str
 }
 
 /*
- * A global function: the verifier checks it once, for any input, and not again for every path that
- * leads to the call. Inlined, a hook took 700,000 of the 1,000,000 instructions that the verifier
- * allows, and Linux 6.1 rejected it.
+ * decide() is a global function, so that the verifier checks it once, for any input, and not again
+ * for every path that leads to the call. Inlined, a hook took 700,000 of the 1,000,000 instructions
+ * that the verifier allows, and Linux 6.1 rejected it.
  */
 __attribute__((noinline)) int decide(const struct dial *d, const struct hit *hit, struct verdict *v)
 {

@@ -10,7 +10,7 @@
 #include "record.h"
 #include "event.h"
 
-/* Return values of the hooks. PASS: the kernel continues with the address in the context. */
+/* Return values of the hooks. With PASS the kernel continues with the address in the context. */
 enum { PASS = 1, DENY = 0 };
 
 static __always_inline struct address dialled6(const struct bpf_sock_addr *ctx)
@@ -63,63 +63,118 @@ static __always_inline bool is_zero(const struct address *a)
 }
 
 /*
- * Sets the source address: the address that the socket is bound to, or the host's own address in
- * the host's network namespace. Otherwise the source is unknown.
+ * The source address that the application chose: by IP_PKTINFO or IPV6_PKTINFO for one message,
+ * else by bind(). The kernel passes both to a send hook in msg_src_ip. All zero means none.
  */
-static __always_inline void set_source(struct bpf_sock *sk, int family, const struct control *c,
-                                       struct dial *d)
+static __always_inline struct address chosen_source(struct bpf_sock_addr *ctx, int family, int hook)
 {
-    d->source = bound_address(sk, family);
+    struct address a = {};
+
+    if (hook == HOOK_CONNECT)
+        return bound_address(ctx->sk, family);
+    if (family == 4) {
+        if (ctx->msg_src_ip4)
+            a = mapped(ctx->msg_src_ip4);
+        return a;
+    }
+    a.word[0] = ctx->msg_src_ip6[0];
+    a.word[1] = ctx->msg_src_ip6[1];
+    a.word[2] = ctx->msg_src_ip6[2];
+    a.word[3] = ctx->msg_src_ip6[3];
+    return a;
+}
+
+/* True if a set of the frontend accepts dials only from certain source addresses. */
+static __always_inline bool needs_source(const struct hit *hit)
+{
+    __u32 id = hit->set;
+    struct set *s = bpf_map_lookup_elem(&set, &id);
+
+    return s && s->flags & SET_SOURCE_RANGES;
+}
+
+static __always_inline void set_pod_source(const struct control *c, struct dial *d)
+{
+    __u32 levels = READ_ONCE(c->member_levels), zero = 0;
+    struct filter *f = bpf_map_lookup_elem(&filter, &zero);
+
+    for (int i = 0; f && i < MEMBER_LEVELS; i++) {
+        __u32 level = (levels >> (8 * i)) & 0xff;
+
+        if (level &&
+            lookup_pod(f, bpf_get_current_ancestor_cgroup_id(level - 1), &d->address, &d->source))
+            return;
+    }
+}
+
+/*
+ * Sets the source address: the address that the application chose, or the host's own address in the
+ * host's network namespace, or the address of the pod. Otherwise the source is unknown.
+ */
+static __always_inline void set_source(const struct control *c, const struct hit *hit,
+                                       const struct address *chosen, struct dial *d)
+{
+    d->source = *chosen;
     if (is_zero(&d->source) && d->host)
         d->source = is_v4(&d->address) ? c->host4 : c->host6;
+    else if (is_zero(&d->source) && needs_source(hit))
+        set_pod_source(c, d);
     d->source_known = !is_zero(&d->source);
 }
 
 /*
- * The view that the ancestor cgroups of this process select in the low half, their flags in the
- * high half. A global function, as decide() is, so that the verifier checks the 24 iterations once.
+ * The view that the innermost ancestor cgroup with a rule selects. CGROUP_EXCLUDED of any ancestor
+ * applies to all cgroups below it. It is a global function, as decide() is, so that the verifier
+ * checks the 24 iterations once.
  */
-__attribute__((noinline)) __u64 ancestor_rule(__u64 levels)
+__attribute__((noinline)) __u64 ancestor_view(__u64 levels)
 {
-    __u64 found = 0;
+    __u32 zero = 0, found = 0, view;
+    struct filter *f = bpf_map_lookup_elem(&filter, &zero);
 
+    if (!f)
+        return 0;
     for (int level = 0; level < 24 && levels >> level; level++) {
-        struct cgroup_rule *rule;
         __u64 id;
 
         if (!(levels >> level & 1))
             continue;
         id = bpf_get_current_ancestor_cgroup_id(level);
-        rule = id ? bpf_map_lookup_elem(&cgroup, &id) : NULL;
-        if (rule)
-            found = pair(rule->view, rule->flags | (found >> 32));
+        if (!id || !lookup_cgroup_rule(f, id, &view))
+            continue;
+        if (view == CGROUP_EXCLUDED)
+            return view;
+        found = view;
     }
     return found;
 }
 
 /* True if a cgroup of this process excludes it from resolution. May set the view of the dial. */
-static __always_inline bool opted_out(const struct control *c, struct dial *d)
+static __always_inline bool is_excluded(const struct control *c, struct dial *d)
 {
-    __u64 levels = READ_ONCE(c->cgroup_levels), rule;
+    __u64 levels = READ_ONCE(c->cgroup_levels);
+    __u32 view;
 
     if (!levels)
         return false;
-    rule = ancestor_rule(levels);
-    d->view = (__u32)rule;
-    if (!(rule >> 32 & CGROUP_UNTOUCHED))
+    view = ancestor_view(levels);
+    if (view != CGROUP_EXCLUDED) {
+        d->view = view;
         return false;
-    count_stat(STAT_OPTED_OUT);
+    }
+    count_stat(STAT_EXCLUDED);
     return true;
 }
 
-static __always_inline bool is_orphaned(const struct control *c)
+static __always_inline bool is_agent_down(const struct control *c)
 {
     __u64 now = bpf_ktime_get_ns();
 
     /* Signed, because the agent may have written a heartbeat after this CPU read the clock. */
-    if (!c->orphan || (__s64)(now - READ_ONCE(c->heartbeat)) <= (__s64)c->orphan)
+    if (!c->agent_down_timeout ||
+        (__s64)(now - READ_ONCE(c->heartbeat)) <= (__s64)c->agent_down_timeout)
         return false;
-    count_stat(STAT_ORPHANED);
+    count_stat(STAT_AGENT_DOWN);
     return true;
 }
 
@@ -150,17 +205,17 @@ static __always_inline void gather_cgroups(const struct control *c, const struct
     }
 }
 
-/* Gathers the input of the decision that a miss does not need. False: do not resolve. */
-static __always_inline bool gather_input(struct bpf_sock_addr *ctx, int family,
+/* Gathers the input that only a hit needs. Returns false if the dial must not be resolved. */
+static __always_inline bool gather_input(struct bpf_sock_addr *ctx, int family, int hook,
                                          const struct control *c, const struct hit *hit,
                                          struct dial *d)
 {
-    struct address bound = bound_address(ctx->sk, family);
+    struct address source = chosen_source(ctx, family, hook);
 
-    if (is_orphaned(c))
+    if (is_agent_down(c))
         return false;
-    /* A socket that is bound to a loopback address cannot reach a pod. */
-    if (is_loopback(&bound)) {
+    /* A packet with a loopback source address cannot reach a pod. */
+    if (is_loopback(&source)) {
         count_stat(STAT_BOUND_LOOPBACK);
         return false;
     }
@@ -168,7 +223,7 @@ static __always_inline bool gather_input(struct bpf_sock_addr *ctx, int family,
     d->host = d->client == host_netns;
     d->random = bpf_get_prandom_u32();
     d->now = bpf_ktime_get_ns();
-    set_source(ctx->sk, family, c, d);
+    set_source(c, hit, &source, d);
     gather_cgroups(c, hit, d);
     return true;
 }
@@ -221,7 +276,8 @@ static __always_inline int on_connect(struct bpf_sock_addr *ctx, int family, str
     d->port = ctx->user_port;
     if (is_loopback(&d->address) || !d->address.word[3])
         d->host = bpf_get_netns_cookie(ctx) == host_netns;
-    if (opted_out(c, d) || !find_frontend(d, &hit) || !gather_input(ctx, family, c, &hit, d)) {
+    if (is_excluded(c, d) || !find_frontend(d, &hit) ||
+        !gather_input(ctx, family, HOOK_CONNECT, c, &hit, d)) {
         clear_record(ctx, d);
         return PASS;
     }
@@ -258,9 +314,9 @@ static __always_inline int on_send(struct bpf_sock_addr *ctx, int family, struct
      * the kernel's peer. That peer may be a frontend itself (a hostNetwork pod, or a service
      * address that connect left untouched), but the send is not a new dial.
      */
-    if (opted_out(c, d) || !find_frontend(d, &hit) ||
+    if (is_excluded(c, d) || !find_frontend(d, &hit) ||
         is_connected_to(ctx->sk, family, &d->address, d->port) ||
-        !gather_input(ctx, family, c, &hit, d)) {
+        !gather_input(ctx, family, HOOK_SEND, c, &hit, d)) {
         clear_sent_peer(ctx, family, d);
         return PASS;
     }

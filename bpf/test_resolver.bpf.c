@@ -6,6 +6,7 @@
  * program is sleepable: it may not use an LPM trie, and the grace period does not wait for it.)
  */
 #include "resolve.h"
+#include "test_abi.h"
 
 struct __sk_buff;
 
@@ -86,6 +87,44 @@ int resolve_loop(struct __sk_buff *skb)
     bpf_loop(s.loop.rounds & 0x7fffff, resolve_next, &s, 0);
     s.loop.elapsed = bpf_ktime_get_ns() - start;
     return bpf_skb_store_bytes(skb, 0, &s.loop, sizeof(s.loop), 0);
+}
+
+static __always_inline bool lookup_plain(__u64 id, __u32 *view)
+{
+    struct cgroup_rule *row = bpf_map_lookup_elem(&cgroup, &id);
+
+    if (row)
+        *view = READ_ONCE(row->view);
+    return row != NULL;
+}
+
+static long look_up_next(__u32 i, struct test_rules *t)
+{
+    __u32 zero = 0, view = 0;
+    struct filter *f = bpf_map_lookup_elem(&filter, &zero);
+    __u64 id = t->first + ((__u64)bpf_get_prandom_u32() * t->count >> 32);
+
+    if (!f)
+        return 1;
+    if (!(t->plain ? lookup_plain(id, &view) : lookup_cgroup_rule(f, id, &view)))
+        t->missed++;
+    else if (view == (__u32)id)
+        t->found++;
+    else
+        t->wrong++;
+    return 0;
+}
+
+/* Looks up cgroup rules many times and returns how often each result occurred. */
+SEC("tc")
+int look_up_rules(struct __sk_buff *skb)
+{
+    struct test_rules t = {};
+
+    if (bpf_skb_load_bytes(skb, 0, &t, sizeof(t)))
+        return -1;
+    bpf_loop(t.rounds & 0x7fffff, look_up_next, &t, 0);
+    return bpf_skb_store_bytes(skb, 0, &t, sizeof(t), 0);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

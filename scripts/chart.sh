@@ -133,7 +133,7 @@ check() {
     lacks 'helm.sh/hook' --set uninstall.detach=false
     refused apiServers --set besideKubeProxy=false
     refused besideKubePorxy --set besideKubePorxy=true
-    refused nodes --set nodes=all
+    refused nodeSource --set nodeSource=all
     refused apiServers --set 'apiServers={10.0.0.1}'
     refused pinDir --set pinDir=/tmp/pins
     say "the chart lints and renders, invalid values are refused, and deploy/manifests is up to date"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the container image from deploy/Dockerfile without a daemon and without pulling anything.
 #
-#   scripts/image.sh [BINARY]          default: target/release/beeline
+#   scripts/image.sh [BINARY]          default: target/node/beeline, which `make node-binary` builds
 #
 #   IMAGE=REPOSITORY:TAG    the name of the image; default: ghcr.io/beeline-dev/beeline:VERSION
 #   PUSH=1                  push it to the registry in its name; log in with `buildah login REGISTRY` first
@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-binary=${1:-target/release/beeline}
+binary=${1:-target/node/beeline}
 cache=${BEELINE_CACHE:-$HOME/.cache/beeline}/image
 release=$(sed -n 's/^ARG DEBIAN=//p' deploy/Dockerfile)
 base=docker.io/library/debian:$release-slim
@@ -27,7 +27,7 @@ die() {
 store() { buildah --root "$cache/store" --runroot "$cache/run" --storage-driver vfs "$@"; }
 
 [[ ${name##*/} == *:* ]] || die "IMAGE=$name has no tag" "name it with a tag, such as $name:$version"
-[[ -x $binary ]] || die "$binary is missing" "make release, or scripts/image.sh BINARY"
+[[ -x $binary ]] || die "$binary is missing" "make node-binary, or scripts/image.sh BINARY"
 [[ $EUID == 0 ]] || die "making a Debian root file system needs root" "run the same command with sudo"
 for tool in buildah mmdebstrap; do
     command -v "$tool" >/dev/null || die "$tool is missing" "scripts/setup.sh image"
@@ -54,7 +54,7 @@ container=$(store from --pull-never "$name")
 trap 'store rm "$container" >/dev/null' EXIT
 output=$(store run --isolation chroot "$container" -- beeline --version) || die "beeline --version failed in the image" \
     "was it built on a newer system than Debian $release?"
-[[ $output == "beeline $version"* ]] || die "the binary in the image has version '$output', expected $version" "run make release, then make image"
+[[ $output == "beeline $version"* ]] || die "the binary in the image has version '$output', expected $version" "run make image again"
 store run --isolation chroot "$container" -- test -x /usr/share/beeline/detach-wait -a -x /usr/bin/curl ||
     die "detach-wait or curl is missing in the image" "check the last stage of deploy/Dockerfile"
 rm -f target/image/beeline.tar

@@ -6,7 +6,7 @@
 #   NAME        a kernel of the table below; default: all of them
 #   --test      the program to run as /test in the guest (default target/debug/kernel-check); it takes no arguments,
 #               finds target/debug/beeline as /beeline, and must print "RESULT: N passed, N failed" as a line of its own
-#   --refresh   ask the archive for newer kernels now (otherwise once a week)
+#   --refresh   look for newer kernels in the archive now (otherwise once a week)
 #
 # The packages are downloaded and unpacked in a cache, and never installed: a private apt root per kernel leaves the apt
 # sources and pins of this machine unchanged. No package scripts run, so this script creates modules.dep.
@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 # Name of the kernel and the suites to take it from. The meta-package of the suites selects their newest kernel. The cloud
 # flavour has everything that the tests need (BPF, cgroup2, IPv6, MPTCP, io_uring) and a third of the modules.
 kernels=(
-    "floor     bookworm security:bookworm-security"
+    "oldest    bookworm security:bookworm-security"
     "backport  bookworm-backports"
     "newest    trixie-backports"
 )

@@ -19,7 +19,8 @@ parts=(test check release release-arm64 image test-chart test-rights test-deb co
 tree_hash() {
     local index
     index=$(mktemp)
-    cp "$(git rev-parse --git-path index)" "$index"
+    # With its time stamp: git compares the content of a file only if the file is not older than the index.
+    cp --preserve=timestamps "$(git rev-parse --git-path index)" "$index"
     GIT_INDEX_FILE=$index git add --all
     GIT_INDEX_FILE=$index git write-tree
     rm -f "$index"

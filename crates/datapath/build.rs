@@ -17,6 +17,10 @@ fn main() {
     if env::var_os("CARGO_FEATURE_OTHER_LAYOUT").is_some() {
         args.push("-DBEELINE_OTHER_LAYOUT");
     }
+    // Processors that reorder loads need barriers, which cost time on every dial. x86 does not reorder loads.
+    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch != "x86_64") {
+        args.push("-DBEELINE_WEAKLY_ORDERED");
+    }
     for name in OBJECTS {
         let result = SkeletonBuilder::new()
             .source(bpf.join(format!("{name}.bpf.c")))

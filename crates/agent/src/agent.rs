@@ -1,12 +1,12 @@
-//! The agent's state and what happens to it: changes, snapshots, configuration and time go in, the kernel is brought up to
-//! date. Synchronous; only the thread of the main loop calls it.
+//! The agent's state. It takes changes, snapshots, the configuration and the time, and brings the kernel up to date. It is
+//! synchronous; only the thread of the main loop calls it.
 
 mod cgroup;
 mod status;
 
 use crate::cgroup_rules::CgroupRules;
 use crate::cluster_id::ClusterIdStore;
-use crate::dns::{self, DnsUpdater};
+use crate::dns::DnsUpdater;
 use crate::health_check::HealthCheckPorts;
 use crate::plan_refusals::log_refusal;
 use crate::pod_cgroup::PodCgroups;
@@ -14,7 +14,7 @@ use crate::reach::{ReachQuery, ReachUpdate};
 use crate::reach_client::ReachClient;
 use crate::reconciler::{Reconciler, SyncRequest};
 use crate::rollout_reporter::RolloutReporter;
-use crate::settings::{AgentSettings, ClusterList, OrphanMode};
+use crate::settings::{AgentDownAction, AgentSettings, ClusterList};
 use crate::snapshot::SnapshotStore;
 use crate::sources::Sources;
 use crate::startup_gate::StartupGate;
@@ -25,9 +25,9 @@ use anyhow::Context;
 use beeline_cluster::ChangeBatch;
 use beeline_datapath::control::{CgroupRule, Control};
 use beeline_datapath::counter::CounterMaps;
+use beeline_datapath::pod_address::PodAddressMap;
 use beeline_datapath::program::shards;
 use beeline_datapath::reap::Reaper;
-use beeline_dns::NameStore;
 use beeline_model::change::Change;
 use beeline_model::diff::SyncScope;
 use beeline_model::object::Object;
@@ -42,10 +42,10 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 
-/// The self-test runs once the hooks are attached.
+/// The result of the self-test before it has run. It runs when the hooks are attached.
 pub const SELF_TEST_NOT_RUN: &str = "not run";
 
-/// After a change of the table layout one cluster waits this long for the others.
+/// The time that the first complete cluster waits for the others after a change of the table layout.
 const LAYOUT_CHANGE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Stores and counters that tasks of the agent share with the main loop.
@@ -68,13 +68,14 @@ pub struct Agent {
     pub control: Control,
     pub counters: CounterMaps,
     pub pod_cgroups: PodCgroups,
+    pod_addresses: PodAddressMap,
     cgroup_rules: CgroupRules,
     pub reach: ReachClient,
     pub udp_reaper: UdpReaper,
     reporter: RolloutReporter,
     dns: Option<DnsUpdater>,
     pub shared: SharedStores,
-    /// Set while the Node object of this host is missing.
+    /// The refusal that is reported while the Node object of this host is missing.
     node_refusal: Option<Refusal>,
     pub self_test: String,
 }
@@ -86,23 +87,24 @@ impl Agent {
         let program = &reconciler.program;
         let control = program.control()?;
         control.set_event_level(settings.kernel.event_level);
-        control.set_orphan_timeout(match settings.kernel.orphan {
-            OrphanMode::Keep => None,
-            OrphanMode::Passthrough(after) => Some(after),
+        control.set_agent_down_timeout(match settings.kernel.agent_down_action {
+            AgentDownAction::Keep => None,
+            AgentDownAction::Passthrough(after) => Some(after),
         });
-        let untouched = settings.kernel.untouched_cgroups.iter().map(|path| (path.as_path(), CgroupRule::UNTOUCHED));
+        let excluded = settings.kernel.excluded_cgroups.iter().map(|path| (path.as_path(), CgroupRule::EXCLUDED));
         // Rules that an earlier agent wrote for pods stay until the pods are known again.
-        control.add_rules(&untouched.collect::<Vec<_>>()).context("--exclude-cgroup")?;
+        control.add_rules(&excluded.collect::<Vec<_>>()).context("--exclude-cgroup")?;
         let reaper = Reaper::new(program.maps(), &settings.kernel.sizes, shards(), program.constants()?);
         let list = &settings.cluster_list;
-        let (untouched, configured) = (settings.kernel.untouched_cgroups.clone(), list.view_cgroups.clone());
+        let (excluded, configured) = (settings.kernel.excluded_cgroups.clone(), list.view_cgroups.clone());
         Ok(Agent {
             sources: Sources::new(&list.clusters, settings.rules.host_role),
             gate: StartupGate::new(Instant::now()),
             control,
             counters: program.counters()?,
+            pod_addresses: program.pod_addresses()?,
             pod_cgroups: PodCgroups::new(&settings.kernel.cgroup, settings.rules.node_name.clone()),
-            cgroup_rules: CgroupRules::new(&settings.kernel.cgroup, untouched, configured),
+            cgroup_rules: CgroupRules::new(&settings.kernel.cgroup, excluded, configured),
             reach: ReachClient::new(),
             udp_reaper: UdpReaper::new(reaper),
             reporter: RolloutReporter::default(),
@@ -207,7 +209,7 @@ impl Agent {
         planner.set_views(list.view_names());
         let now = Instant::now();
         self.reach.schedule_update_now(now);
-        self.names().iter().for_each(|names| names.set_zones(dns::zones(&list.clusters)));
+        self.dns.iter().for_each(|dns| dns.set_zones(&list.clusters));
         self.cgroup_rules.set_configured(list.view_cgroups.clone());
         self.settings.cluster_list = list;
         let clusters: Vec<&str> = self.sources.names().map(|name| &**name).collect();
@@ -306,6 +308,7 @@ impl Agent {
         if self.sources.is_synced() {
             self.update_pod_cgroups();
         }
+        self.update_pod_addresses(now);
         self.reconciler.tick(now)?;
         if self.is_gated(now)? || !self.sources.is_synced() {
             return Ok(());
@@ -340,14 +343,14 @@ impl Agent {
         if self.is_synced() { self.sync(Instant::now()) } else { Ok(()) }
     }
 
-    pub fn names(&self) -> Option<&NameStore> {
-        self.dns.as_ref().map(DnsUpdater::names)
+    pub fn dns(&self) -> Option<&DnsUpdater> {
+        self.dns.as_ref()
     }
 
-    pub fn serve_names(&mut self, names: Arc<NameStore>) {
-        let dns = DnsUpdater::new(names);
-        dns.set_own_addresses(self.reconciler.planner.rules());
-        self.dns = Some(dns);
+    /// Sets what passes changes on to the DNS server. `None` means that none runs.
+    pub fn set_dns(&mut self, dns: Option<DnsUpdater>) {
+        dns.iter().for_each(|dns| dns.set_own_addresses(self.reconciler.planner.rules()));
+        self.dns = dns;
     }
 
     /// Publishes names after their addresses are programmed, so that a name that is answered can be dialled.

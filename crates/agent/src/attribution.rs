@@ -51,9 +51,7 @@ mod tests {
     use beeline_model::change::{Change, ObjectKey};
     use beeline_model::diff::reconcile;
     use beeline_model::event::{Action, Hook};
-    use beeline_model::object::{
-        Endpoint, Object, Pod, PodName, Service, ServicePort, Slice, SliceName, SlicePort, TrafficPolicy,
-    };
+    use beeline_model::object::{Endpoint, Object, Pod, PodName, Service, ServicePort, Slice, SliceName, SlicePort};
     use beeline_model::op::MemoryMaps;
     use beeline_model::row::{OwnerId, Sizes};
     use beeline_model::rules::Rules;
@@ -67,30 +65,15 @@ mod tests {
 
     fn service(name: &str) -> Change {
         Change::Upsert(Object::Service(Service {
-            name: ServiceName::local("default", name),
             created: 1,
             cluster_ips: [address("10.96.0.10")].into(),
-            load_balancer_ips: [].into(),
-            external_ips: [].into(),
-            source_ranges: [].into(),
-            has_node_ports: false,
-            internal: TrafficPolicy::Cluster,
-            external: TrafficPolicy::Cluster,
-            affinity: None,
-            health_check_node_port: 0,
             ports: [ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 }].into(),
+            ..Service::named(ServiceName::local("default", name))
         }))
     }
 
     fn slice(service: &str) -> Change {
-        let endpoint = Endpoint {
-            address: address("10.244.1.5"),
-            ready: true,
-            serving: true,
-            terminating: false,
-            node: Some("n1".into()),
-            hints: None,
-        };
+        let endpoint = Endpoint { node: Some("n1".into()), ..Endpoint::ready(address("10.244.1.5")) };
         Change::Upsert(Object::Slice(Slice {
             name: SliceName { cluster: "local".into(), namespace: "default".into(), name: service.into() },
             service: ServiceName::local("default", service),
@@ -108,7 +91,7 @@ mod tests {
             node: Some("n1".into()),
             addresses: [address("10.244.1.5")].into(),
             containers: [].into(),
-            untouched: false,
+            excluded: false,
             view: None,
             labels: Labels::new(),
             ready: true,

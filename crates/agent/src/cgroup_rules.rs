@@ -1,6 +1,6 @@
-//! The rules of cgroups in the kernel: which processes are not redirected, and which see a view. They come from options,
+//! The rules of cgroups in the kernel: which processes are excluded, and which see a view. They come from options,
 //! from the configuration, from annotations of pods and from `beeline run --view`. A cgroup may be recreated under its
-//! path (a service that restarts), so the rules are checked again and again.
+//! path (a service that restarts), so the rules are checked periodically.
 
 use crate::pod_cgroup::PodRules;
 use crate::view::{self, ViewCgroups};
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub struct CgroupRules {
-    /// Cgroups whose processes are not redirected, by option.
-    untouched: Vec<PathBuf>,
+    /// Cgroups of `--exclude-cgroup`, whose processes are not served.
+    excluded: Vec<PathBuf>,
     /// Cgroups of the configuration, with their view.
     configured: Vec<(PathBuf, Name)>,
     view_cgroups: ViewCgroups,
@@ -38,9 +38,9 @@ pub struct RuleContext<'a> {
 }
 
 impl CgroupRules {
-    pub fn new(root: &Path, untouched: Vec<PathBuf>, configured: Vec<(PathBuf, Name)>) -> CgroupRules {
+    pub fn new(root: &Path, excluded: Vec<PathBuf>, configured: Vec<(PathBuf, Name)>) -> CgroupRules {
         CgroupRules {
-            untouched,
+            excluded,
             configured,
             view_cgroups: ViewCgroups::adopt(root),
             applied: None,
@@ -88,14 +88,14 @@ impl CgroupRules {
 
     fn wanted(&self, context: &RuleContext<'_>) -> impl Iterator<Item = (PathBuf, CgroupRule)> {
         let rule = |view: &Name| view_rule(context.planner, view);
-        let untouched = self.untouched.iter().map(|path| (path.clone(), CgroupRule::UNTOUCHED));
+        let excluded = self.excluded.iter().map(|path| (path.clone(), CgroupRule::EXCLUDED));
         let configured = self.configured.iter().map(move |(path, view)| (path.clone(), rule(view)));
         let created = self.view_cgroups.iter().map(move |(path, view)| (path.to_owned(), rule(view)));
         let pods = context.pod_rules.iter().map(move |(path, rules)| {
             let of_view = rules.view.as_ref().map_or(CgroupRule::default(), rule);
-            (path.clone(), CgroupRule { untouched: of_view.untouched || rules.untouched, ..of_view })
+            (path.clone(), CgroupRule { excluded: of_view.excluded || rules.excluded, ..of_view })
         });
-        untouched.chain(configured).chain(created).chain(pods)
+        excluded.chain(configured).chain(created).chain(pods)
     }
 
     /// Creates a cgroup whose processes see this view, for a command to enter.
@@ -124,13 +124,13 @@ impl CgroupRules {
     pub fn refusals(&self, pod_rules: &[(PathBuf, PodRules)], views: &BTreeSet<Name>) -> Vec<Refusal> {
         let unusable = self.configured.iter().filter_map(|(path, view)| {
             let error = view::rule_error(path)?;
-            let message = format!("the cgroup cannot see the view {view}, because it {error}; it is checked again");
+            let message = format!("the view {view} is not applied, because the cgroup {error}; it is checked again");
             Some(Refusal::new(RefusalSubject::Cgroup(path.clone()), RefusalReason::NoCgroup, message))
         });
         let requested = pod_rules.iter().filter_map(|(path, rules)| Some((path, rules.view.as_ref()?)));
         let unknown = requested.filter(|(_, view)| !views.contains(*view)).map(|(path, view)| {
             let message = format!(
-                "the pod asks for the view {view}, which no cluster of the configuration has; its dials are not redirected"
+                "the pod asks for the view {view}, which no cluster of the configuration has; its dials are not resolved"
             );
             Refusal::new(RefusalSubject::Cgroup(path.clone()), RefusalReason::UnknownView, message)
         });
@@ -138,8 +138,8 @@ impl CgroupRules {
     }
 }
 
-/// Processes that ask for a view that does not exist are not redirected: in the default view they could reach another
+/// Processes that ask for a view that does not exist are not served: in the default view they could reach another
 /// cluster's service.
 fn view_rule(planner: &Planner, view: &Name) -> CgroupRule {
-    planner.view(view).map_or(CgroupRule::UNTOUCHED, |view| CgroupRule { untouched: false, view })
+    planner.view(view).map_or(CgroupRule::EXCLUDED, |view| CgroupRule { excluded: false, view })
 }

@@ -3,9 +3,8 @@
 use crate::settings::{ClusterSettings, DnsSettings};
 use anyhow::{Context, ensure};
 use beeline_api::{DnsClusterStatus, DnsStatus};
-use beeline_dns::{
-    DnsBindError, DnsSocket, Forwarder, NameChange, NameStore, QueryHandler, QueryOutcome, Zone, ZoneStatus,
-};
+pub use beeline_dns::Zone;
+use beeline_dns::{DnsBindError, DnsSocket, Forwarder, NameChange, NameStore, QueryHandler, QueryOutcome, ZoneStatus};
 use beeline_model::Name;
 use beeline_model::change::Change;
 use beeline_model::cluster::order::ClusterOrder;
@@ -20,7 +19,7 @@ use tokio::task::JoinSet;
 const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 pub struct DnsServer {
-    pub names: Arc<NameStore>,
+    names: Arc<NameStore>,
     /// In the order of the views in the name store: `--dns-address`, then the addresses of `--dns-view`.
     listeners: Vec<DnsListener>,
     settings: DnsSettings,
@@ -52,6 +51,11 @@ impl DnsServer {
             listeners.push(listener);
         }
         Ok(Some(DnsServer { names, listeners, settings: settings.clone() }))
+    }
+
+    /// What keeps the names of this server up to date.
+    pub fn updater(&self) -> DnsUpdater {
+        DnsUpdater { names: self.names.clone(), settings: self.settings.clone(), pending: Vec::new() }
     }
 
     pub async fn serve(self) -> anyhow::Result<()> {
@@ -123,18 +127,11 @@ fn hint(error: &DnsBindError) -> &'static str {
 /// Collects changes of names and applies them to the name store once their addresses are programmed.
 pub struct DnsUpdater {
     names: Arc<NameStore>,
+    settings: DnsSettings,
     pending: Vec<NameChange>,
 }
 
 impl DnsUpdater {
-    pub fn new(names: Arc<NameStore>) -> DnsUpdater {
-        DnsUpdater { names, pending: Vec::new() }
-    }
-
-    pub fn names(&self) -> &NameStore {
-        &self.names
-    }
-
     pub fn queue(&mut self, changes: &[Change]) {
         self.pending.extend(changes.iter().filter_map(NameChange::from_change));
     }
@@ -147,28 +144,43 @@ impl DnsUpdater {
 
     pub fn set_own_addresses(&self, rules: &Rules) {
         self.names.set_own(rules.node_name.clone(), rules.own_addresses.iter().copied());
-        self.names.set_virtual_ranges(&rules.virtual_ranges);
+        self.names.set_virtual_address_cidrs(&rules.virtual_address_cidrs);
+    }
+
+    pub fn set_zones(&self, clusters: &[ClusterSettings]) {
+        self.names.set_zones(zones(clusters));
+    }
+
+    /// The number of queries by record type and result.
+    pub fn query_counts(&self) -> Vec<(&'static str, &'static str, u64)> {
+        self.names.counts.all().map(|(kind, outcome, count)| (kind, outcome.label(), count)).collect()
+    }
+
+    /// The number of Services whose names are answered.
+    pub fn services(&self) -> usize {
+        self.names.services()
+    }
+
+    pub fn status(&self) -> DnsStatus {
+        let DnsUpdater { names, settings, .. } = self;
+        let views = settings.views.iter().map(|view| (view.cluster.to_string(), view.address.to_string()));
+        DnsStatus {
+            address: settings.address.to_string(),
+            domains: names.domains(),
+            forward: settings.forward.iter().map(ToString::to_string).collect(),
+            clusters: names.zone_statuses().into_iter().map(zone_status).collect(),
+            views: views.collect(),
+            services: names.services(),
+            answered: names.counts.total(QueryOutcome::Answered),
+            missing: names.counts.total(QueryOutcome::Missing),
+            failed: names.counts.total(QueryOutcome::Failed),
+            bind_errors: names.listen_errors(),
+        }
     }
 }
 
-pub fn zones(clusters: &[ClusterSettings]) -> Vec<Zone> {
+fn zones(clusters: &[ClusterSettings]) -> Vec<Zone> {
     clusters.iter().map(|cluster| cluster.zone.clone()).collect()
-}
-
-pub fn status(settings: &DnsSettings, names: &NameStore) -> DnsStatus {
-    let views = settings.views.iter().map(|view| (view.cluster.to_string(), view.address.to_string()));
-    DnsStatus {
-        address: settings.address.to_string(),
-        domains: names.domains(),
-        forward: settings.forward.iter().map(ToString::to_string).collect(),
-        clusters: names.zone_statuses().into_iter().map(zone_status).collect(),
-        views: views.collect(),
-        services: names.services(),
-        answered: names.counts.total(QueryOutcome::Answered),
-        missing: names.counts.total(QueryOutcome::Missing),
-        failed: names.counts.total(QueryOutcome::Failed),
-        bind_errors: names.listen_errors(),
-    }
 }
 
 fn zone_status(zone: ZoneStatus) -> DnsClusterStatus {

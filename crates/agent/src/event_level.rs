@@ -23,7 +23,7 @@ impl EventLevels {
         self.streams.last().map_or(self.base, |(_, level)| *level)
     }
 
-    /// The operator's word has precedence over streams that are open already.
+    /// Sets the operator's level. It takes precedence over the levels of streams that are already open.
     pub fn set_base(&mut self, level: EventLevel) {
         self.base = level;
         self.streams.clear();

@@ -61,7 +61,7 @@ impl Endpoints<'_> {
     fn explain_family(&self, family: Family, selection: &Selection) -> FamilyExplanation {
         let topology = match selection.topology {
             Topology::None => "none: no endpoint is ready",
-            Topology::All => "all endpoints: hints are missing, incomplete, or do not name this node or zone",
+            Topology::All => "all endpoints: no complete hints for this node or zone",
             Topology::SameNode => "same node: every ready endpoint has node hints and one names this node",
             Topology::SameZone => "same zone: every ready endpoint has zone hints and one names this zone",
         };
@@ -158,7 +158,7 @@ fn why(c: &Candidate, cluster: bool, local: bool, selection: &Selection) -> Stri
     let text = match (cluster, local) {
         (true, true) => "in both sets",
         (true, false) if c.local => "in the cluster set; the local set has ready endpoints",
-        (true, false) => "in the cluster set; not on this node",
+        (true, false) => "not local: in the cluster set",
         (false, true) => "in the local set only: topology hints exclude it from the cluster set",
         (false, false) if c.ready => "ready, but excluded by topology hints",
         (false, false) if c.terminating && c.serving && any_ready => "terminating: used only while none is ready",

@@ -126,7 +126,7 @@ pub async fn serve(checks: Arc<HealthCheckPorts>, health: Arc<Health>) -> anyhow
             .collect();
         for (_, task) in stale.iter().filter_map(|name| open.remove(name)) {
             task.abort();
-            // A port may move from one Service to another: the old listener has to be closed before.
+            // A port may move from one Service to another, so old listeners are closed before new ones are opened.
             listeners.join_next().await;
         }
         let missing = ports.iter().filter(|(name, _)| !open.contains_key(*name)).collect::<Vec<_>>();

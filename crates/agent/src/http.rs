@@ -3,13 +3,13 @@
 use crate::health::{Health, HealthEndpoint};
 use crate::listen::listen;
 use crate::main_loop::Message;
-use crate::metric::MetricsFormat;
 use anyhow::Context;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use beeline_metrics::MetricsFormat;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;

@@ -1,7 +1,7 @@
 //! The keys of the objects that one cluster's source has delivered.
 //!
-//! A source that takes over for another one (its settings changed, or a snapshot is replaced by the live cluster) does
-//! not know which objects the earlier one delivered. The tracker does: when the new source has listed everything, the
+//! A source that replaces another one (its settings changed, or the live cluster replaces a snapshot) does not know which
+//! objects the earlier source delivered. The tracker keeps their keys: when the new source has listed everything, the
 //! objects that it did not list are deleted.
 
 use beeline_model::change::{Change, ObjectKey};

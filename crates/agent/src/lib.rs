@@ -1,5 +1,8 @@
 //! The agent. One thread, the main loop, owns the state (sources, plan, tables, maps) and brings the kernel up to date.
 //! Tasks around it read the clusters, probe pods, serve the command line's socket, HTTP and DNS, and read events.
+//!
+//! Without the feature `outside`, the modules below `node_only` replace those that only hosts outside and at the edge need:
+//! they have the same interface and do nothing.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -7,6 +10,7 @@ mod attribution;
 mod cgroup_rules;
 mod change_metric;
 pub mod cluster_id;
+#[cfg_attr(not(feature = "outside"), path = "node_only/dns.rs")]
 mod dns;
 mod event_level;
 mod event_task;
@@ -32,6 +36,7 @@ pub mod run;
 mod self_test;
 mod settings;
 mod settings_watcher;
+#[cfg_attr(not(feature = "outside"), path = "node_only/snapshot.rs")]
 pub mod snapshot;
 mod socket;
 mod source;
@@ -40,15 +45,18 @@ mod stale_udp;
 mod startup_gate;
 mod status;
 mod supervisor;
+#[cfg_attr(not(feature = "outside"), path = "node_only/token.rs")]
 mod token;
+#[cfg_attr(not(feature = "outside"), path = "node_only/traffic.rs")]
 mod traffic;
 mod udp_reaper;
 mod view;
 
+pub use dns::Zone;
 pub use run::run;
 pub use self_test::dial as self_test_dial;
 pub use settings::{
-    AgentSettings, ClusterList, ClusterSettings, ControllerMode, DnsSettings, DnsView, KernelSettings,
-    ListenerSettings, OrphanMode, ReloadableFile, SourceSettings,
+    AgentDownAction, AgentSettings, ClusterList, ClusterSettings, ControllerMode, DnsSettings, DnsView, KernelSettings,
+    ListenerSettings, ReloadableFile, SnapshotSettings, SourceSettings,
 };
 pub use view::remove_view_cgroups;

@@ -3,7 +3,7 @@
 use crate::agent::{Agent, SELF_TEST_NOT_RUN};
 use crate::attribution::Attribution;
 use crate::health::Health;
-use crate::metric::{self, MetricsFormat};
+use crate::metric;
 use crate::reach::ReachUpdate;
 use crate::reconciler::Reconciler;
 use crate::settings::ClusterList;
@@ -11,6 +11,7 @@ use crate::{interface, request, self_test};
 use beeline_api::{AttributedEvent, Request, Response};
 use beeline_cluster::ChangeBatch;
 use beeline_datapath::pod::PodCgroup;
+use beeline_metrics::MetricsFormat;
 use beeline_model::Name;
 use beeline_model::event::Event;
 use beeline_model::object::Object;
@@ -92,7 +93,7 @@ pub fn run(
     }
 }
 
-/// A requester that is gone does not matter: sending the reply may fail.
+/// Handles one message. Sending a reply fails if the requester has disconnected, which is ignored.
 fn handle(agent: &mut Agent, message: Message, health: &Health) -> anyhow::Result<()> {
     match message {
         Message::Batch(cluster, batch) => agent.apply_batch(&cluster, batch)?,
@@ -118,7 +119,7 @@ fn attribute(agent: &Agent, events: Vec<Event>) -> Vec<AttributedEvent> {
     events.into_iter().map(|event| attribution.attribute(event)).collect()
 }
 
-/// A dial below the cgroup must be answered by our programs; if it is not, the agent ends with an error.
+/// Runs the self-test, unless it is switched off. The agent ends with an error if its programs do not answer the dial.
 fn run_self_test(agent: &mut Agent) -> anyhow::Result<()> {
     if !agent.settings.kernel.self_test {
         agent.self_test = "switched off".into();

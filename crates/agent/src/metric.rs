@@ -1,16 +1,13 @@
 //! The agent's metrics, rendered on request. Metrics that kube-proxy has, too, use its names; the others start with
 //! `beeline_`.
 
-mod format;
 mod port;
-mod process;
-
-pub use format::MetricsFormat;
 
 use crate::agent::Agent;
 use crate::health::{Health, HealthEndpoint};
 use crate::source::ClusterSource;
 use beeline_datapath::counter::STATS;
+use beeline_metrics::MetricsFormat;
 use beeline_model::Family as AddressFamily;
 use beeline_model::ServiceName;
 use beeline_model::object::{Service, TrafficPolicy};
@@ -18,7 +15,6 @@ use beeline_model::plan::candidates;
 use beeline_model::reach::Reachability;
 use beeline_model::select::select;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -59,16 +55,8 @@ struct TrafficPolicyLabel {
     traffic_policy: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct BuildLabels {
-    version: &'static str,
-    commit: &'static str,
-}
-
 pub fn render(agent: &Agent, health: &Health, format: MetricsFormat) -> String {
-    let mut registry = Registry::default();
-    register_build(&mut registry, agent.settings.commit);
-    process::register(&mut registry);
+    let mut registry = beeline_metrics::registry(agent.settings.commit);
     agent.reconciler.metrics.register(&mut registry);
     register_no_local_endpoints(&mut registry, agent);
     register_health(&mut registry, health);
@@ -81,11 +69,7 @@ pub fn render(agent: &Agent, health: &Health, format: MetricsFormat) -> String {
     port::register(&mut registry, &agent.reconciler.tables, &agent.counters);
     register_stats(&mut registry, agent);
     register_dns(&mut registry, agent);
-    let mut text = String::new();
-    match encode(&mut text, &registry) {
-        Ok(()) => format.convert(text),
-        Err(error) => format!("# cannot render the metrics: {error}\n"),
-    }
+    format.render(&registry)
 }
 
 fn gauge(registry: &mut Registry, name: &str, help: &str, value: i64) {
@@ -98,12 +82,6 @@ fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let counter: Counter = Counter::default();
     counter.inc_by(value);
     registry.register(name, help, counter);
-}
-
-fn register_build(registry: &mut Registry, commit: &'static str) {
-    let family: Family<BuildLabels, Gauge> = Family::default();
-    family.get_or_create(&BuildLabels { version: env!("CARGO_PKG_VERSION"), commit }).set(1);
-    registry.register("beeline_build_info", "Version and commit of the running agent; the value is always 1", family);
 }
 
 /// Registers a gauge with one series per configured cluster, 0 included. `clusters` has one element per counted object.
@@ -182,8 +160,14 @@ fn register_tables(registry: &mut Registry, agent: &Agent) {
 fn register_clusters(registry: &mut Registry, agent: &Agent) {
     let planner = &agent.reconciler.planner;
     let services = planner.services().map(|service| service.name.cluster());
-    count_by_cluster(registry, agent, "beeline_services", "Known Services", services);
-    count_by_cluster(registry, agent, "beeline_policies", "Known policies", planner.policy_clusters());
+    count_by_cluster(registry, agent, "beeline_services", "Services that were read from the cluster", services);
+    count_by_cluster(
+        registry,
+        agent,
+        "beeline_policies",
+        "Policies that were read from the cluster",
+        planner.policy_clusters(),
+    );
     let pending = agent.reconciler.retries.services().map(ServiceName::cluster);
     let help = "Services and policies whose last write to the kernel failed";
     count_by_cluster(registry, agent, "beeline_pending_services", help, pending);
@@ -273,12 +257,12 @@ fn register_stats(registry: &mut Registry, agent: &Agent) {
 }
 
 fn register_dns(registry: &mut Registry, agent: &Agent) {
-    let Some(names) = agent.names() else { return };
+    let Some(dns) = agent.dns() else { return };
     let family: Family<QueryLabels, Counter> = Family::default();
-    for (kind, outcome, count) in names.counts.all() {
-        let labels = QueryLabels { r#type: kind.into(), result: outcome.label().into() };
+    for (kind, result, count) in dns.query_counts() {
+        let labels = QueryLabels { r#type: kind.into(), result: result.into() };
         family.get_or_create(&labels).inc_by(count);
     }
     registry.register("beeline_dns_queries", "DNS queries, by record type and result", family);
-    gauge(registry, "beeline_dns_services", "Services whose names are answered", names.services() as i64);
+    gauge(registry, "beeline_dns_services", "Services whose names are answered", dns.services() as i64);
 }

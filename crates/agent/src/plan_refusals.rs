@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 use tokio::sync::mpsc::Sender;
 
-/// Finding all refusals examines every claim, which takes milliseconds with 100,000 Services. At most one part in this
-/// many of the time is spent on it.
+/// Finding all refusals examines every claim, which takes milliseconds with 100,000 Services. At most 1/`TIME_SHARE` of the
+/// time is spent on it.
 const TIME_SHARE: u32 = 50;
 
 pub struct PlanRefusals {

@@ -4,6 +4,7 @@
 
 use crate::member::{MemberTracker, MemberUpdate};
 use beeline_datapath::pod::{PodCgroup, pods_below};
+use beeline_datapath::pod_address::PodAddresses;
 use beeline_model::change::{Change, ObjectKey};
 use beeline_model::object::{Object, Pod, PodName};
 use beeline_model::planner::Planner;
@@ -26,18 +27,26 @@ pub struct PodIdentity {
 /// The rules that a pod asks for by annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRules {
-    pub untouched: bool,
+    pub excluded: bool,
     pub view: Option<Name>,
 }
 
 impl PodRules {
     fn of(pod: &Pod) -> PodRules {
-        PodRules { untouched: pod.untouched, view: pod.view.clone() }
+        PodRules { excluded: pod.excluded, view: pod.view.clone() }
     }
 
     fn is_empty(&self) -> bool {
         *self == PodRules::default()
     }
+}
+
+/// A pod's addresses and the cgroup by which the kernel finds them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodAddress {
+    pub cgroup: u64,
+    pub path: PathBuf,
+    pub addresses: PodAddresses,
 }
 
 /// The result of the last scan.
@@ -65,6 +74,8 @@ pub struct PodCgroups {
     rules_changed: bool,
     /// `rules` was recomputed, and is not in the kernel yet.
     rules_unapplied: bool,
+    /// The addresses of a pod changed, or a pod with addresses has no cgroup yet.
+    addresses_changed: bool,
 }
 
 impl PodCgroups {
@@ -81,6 +92,7 @@ impl PodCgroups {
             rules: Vec::new(),
             rules_changed: false,
             rules_unapplied: false,
+            addresses_changed: true,
         }
     }
 
@@ -106,8 +118,11 @@ impl PodCgroups {
         for address in &pod.addresses {
             self.by_address.entry(*address).or_default().insert(pod.name.clone());
         }
-        self.pods.insert(pod.name.clone(), pod);
+        let name = pod.name.clone();
+        self.pods.insert(name.clone(), pod);
         let old_rules = old.as_ref().map(PodRules::of).unwrap_or_default();
+        let new = &self.pods[&name];
+        self.addresses_changed |= old.as_ref().is_none_or(|old| old.uid != uid || old.addresses != new.addresses);
         let recreated = old.is_some_and(|old| old.uid != uid);
         self.rules_changed |= rules != old_rules || !rules.is_empty() && recreated;
     }
@@ -115,6 +130,7 @@ impl PodCgroups {
     fn remove(&mut self, name: &PodName) {
         let Some(old) = self.pods.remove(name) else { return };
         self.unindex(&old);
+        self.addresses_changed = true;
         self.rules_changed |= !PodRules::of(&old).is_empty();
     }
 
@@ -161,6 +177,29 @@ impl PodCgroups {
         self.rules_changed = self.rules.len() < count;
     }
 
+    /// The addresses of all pods whose cgroup was found, if they may have changed since the last call.
+    pub fn changed_addresses(&mut self, now: Instant) -> Option<Vec<PodAddress>> {
+        let scanned_recently = self.scan.at.is_some_and(|at| now < at + SCAN_INTERVAL);
+        if !self.addresses_changed || scanned_recently {
+            return None;
+        }
+        self.rescan(now);
+        let cgroups: HashMap<&str, &PodCgroup> = self.scan.pods.iter().map(|pod| (&*pod.uid, pod)).collect();
+        let with_address: Vec<&Pod> = self.pods.values().filter(|pod| !pod.addresses.is_empty()).collect();
+        let found = with_address.iter().filter_map(|pod| {
+            let PodCgroup { id, path, .. } = cgroups.get(&*pod.uid)?;
+            Some(PodAddress { cgroup: *id, path: path.clone(), addresses: PodAddresses::of(&pod.addresses) })
+        });
+        let found: Vec<PodAddress> = found.collect();
+        self.addresses_changed = found.len() < with_address.len();
+        Some(found)
+    }
+
+    /// Requests the addresses of all pods again, because they could not be written.
+    pub fn mark_addresses_changed(&mut self) {
+        self.addresses_changed = true;
+    }
+
     fn rescan(&mut self, now: Instant) {
         self.set_scan(pods_below(&self.root), now);
     }
@@ -196,6 +235,11 @@ impl PodCgroups {
 
     pub fn member_paths(&self) -> impl Iterator<Item = &Path> {
         self.members.paths()
+    }
+
+    /// The paths of all pod cgroups, as of the last scan.
+    pub fn scanned_paths(&self) -> impl Iterator<Item = &Path> {
+        self.scan.pods.iter().map(|pod| &*pod.path)
     }
 
     /// The rules that pods ask for by annotation, with the paths of their cgroups.
@@ -249,7 +293,7 @@ mod tests {
             node: Some(node.into()),
             addresses: ["10.244.1.5".parse::<std::net::IpAddr>().unwrap().into()].into(),
             containers: [Container { name: "main".into(), id: CONTAINER.into() }].into(),
-            untouched: false,
+            excluded: false,
             view: view.map(Into::into),
             labels: Labels::new(),
             ready: true,
@@ -277,7 +321,7 @@ mod tests {
         let path = root.path().join(format!("kubepods/pod{UID}"));
         std::fs::create_dir_all(&path).unwrap();
         pods.update(&planner, now);
-        let rules = PodRules { untouched: false, view: Some("blue".into()) };
+        let rules = PodRules { excluded: false, view: Some("blue".into()) };
         assert_eq!((pods.rules(), pods.rules_changed), (&[(path, rules)][..], false));
         pods.apply(&Change::Delete(ObjectKey::Pod(pod("web", "n1", None).name)), &planner);
         pods.update(&planner, now);
@@ -301,6 +345,31 @@ mod tests {
         std::fs::create_dir_all(&other).unwrap();
         pods.set_scan(pods_below(root.path()), Instant::now());
         assert_eq!(pods.identify(cgroup_id(&other)), None, "the pod is not known");
+    }
+
+    #[test]
+    fn addresses_are_reported_once_the_cgroup_exists_and_when_they_change() {
+        let root = tempfile::tempdir().unwrap();
+        let planner = Planner::new(Rules::for_node("n1"));
+        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        let mut now = Instant::now();
+        let mut later = || {
+            now += SCAN_INTERVAL;
+            now
+        };
+        assert_eq!(pods.changed_addresses(later()), Some(vec![]), "rows of an earlier agent may be stale");
+        assert_eq!(pods.changed_addresses(later()), None);
+        pods.apply(&Object::Pod(pod("web", "n1", None)).into(), &planner);
+        assert_eq!(pods.changed_addresses(later()), Some(vec![]), "the cgroup does not exist yet");
+        let path = root.path().join(format!("kubepods/pod{UID}"));
+        std::fs::create_dir_all(&path).unwrap();
+        let addresses = PodAddresses::of(&pod("web", "n1", None).addresses);
+        let expected = PodAddress { cgroup: cgroup_id(&path), path, addresses };
+        assert_eq!(pods.changed_addresses(later()), Some(vec![expected]));
+        pods.apply(&Object::Pod(Pod { ready: false, ..pod("web", "n1", None) }).into(), &planner);
+        assert_eq!(pods.changed_addresses(later()), None, "the addresses are the same");
+        pods.apply(&Object::Pod(Pod { addresses: [].into(), ..pod("web", "n1", None) }).into(), &planner);
+        assert_eq!(pods.changed_addresses(later()), Some(vec![]), "the pod has ended");
     }
 
     #[test]

@@ -1,44 +1,53 @@
-//! Finds out which pods this host reaches at their own addresses (`podAccess: auto`). One task looks up the kernel's
-//! routes, again after every change, and probes pods that only a default route leads to. The main loop tells the task
-//! which groups of pods the plan needs, and receives the results.
+//! Which pods this host reaches at their own addresses (`podAccess: auto`). The main loop tells the task of `prober` which
+//! groups of pods the plan needs, and receives the results. On a Node of every cluster the task does nothing.
 
+#[cfg(feature = "outside")]
 mod probe;
+#[cfg_attr(not(feature = "outside"), path = "node_only/prober.rs")]
+mod prober;
+#[cfg(feature = "outside")]
 mod route;
+#[cfg(feature = "outside")]
 mod route_match;
+#[cfg(feature = "outside")]
 mod tracker;
 
+#[cfg(feature = "outside")]
 pub use probe::{PROBE_TIMEOUT, ProbeResult, probe};
+pub use prober::run;
+#[cfg(feature = "outside")]
 pub use route::{RouteChange, RouteReader};
+#[cfg(feature = "outside")]
 pub use route_match::{BlockReason, RouteMatch};
-pub use tracker::{Evidence, ProbeRate, ReachFinding, ReachTarget, ReachTracker};
+#[cfg(feature = "outside")]
+pub use tracker::{Evidence, ReachTracker};
 
-use anyhow::Context;
-use beeline_model::reach::{PodGroup, Reach};
-use ipnet::IpNet;
-use std::net::SocketAddr;
+use beeline_model::Address;
+use beeline_model::reach::{PodGroup, Reach, Reachability};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 
-/// The shortest time between two lookups of all routes. A lost route should be noticed at once, but routing daemons
-/// change many routes at a time, and interfaces come and go with every container.
-fn min_lookup_interval(change: RouteChange) -> Duration {
-    match change {
-        RouteChange::Route => Duration::from_millis(100),
-        RouteChange::Interface => Duration::from_secs(1),
-    }
-}
-
-/// Routes are looked up this often without a notification, in case one was lost.
-const LOOKUP_INTERVAL: Duration = Duration::from_secs(60);
-/// New evidence for an unchanged result is published at most this often.
-const EVIDENCE_INTERVAL: Duration = Duration::from_secs(5);
-const MAX_CONCURRENT_PROBES: usize = 128;
 pub const MAX_PROBES_PER_SECOND: usize = 50;
 
-/// The pause after a netlink failure.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeRate {
+    /// The time between two probes of a group.
+    pub interval: Duration,
+    /// The limit over all groups.
+    pub per_second: usize,
+}
+
+/// A group, and its ready endpoints that may be probed.
+pub type ReachTarget = (PodGroup, Vec<(Address, u16)>);
+
+/// The result of one group, as `status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReachFinding {
+    pub group: PodGroup,
+    pub found: Reachability,
+    pub since: Instant,
+    pub evidence: String,
+}
 
 /// The current results, for the plan and for `status`.
 #[derive(Clone, Debug, Default)]
@@ -55,178 +64,3 @@ pub struct ReachUpdate {
 
 /// The groups that the plan needs. `None` means that the task does nothing at all.
 pub type ReachQuery = Option<Arc<[ReachTarget]>>;
-
-/// Runs until `publish` returns false, because the receiver is gone.
-pub async fn run(
-    rate: ProbeRate,
-    mut query: watch::Receiver<ReachQuery>,
-    publish: impl Fn(ReachUpdate) -> bool,
-) -> anyhow::Result<()> {
-    loop {
-        let Err(error) = serve(rate, &mut query, &publish).await else { return Ok(()) };
-        let error = format!("{error:#}");
-        tracing::warn!(error, "cannot read routes; retrying");
-        let message = format!("{error}; retrying, the last results stay in effect");
-        if !publish(ReachUpdate { error: Some(message), ..ReachUpdate::default() }) {
-            return Ok(());
-        }
-        tokio::time::sleep(RETRY_INTERVAL).await;
-    }
-}
-
-async fn serve(
-    rate: ProbeRate,
-    query: &mut watch::Receiver<ReachQuery>,
-    publish: &impl Fn(ReachUpdate) -> bool,
-) -> anyhow::Result<()> {
-    let mut prober: Option<Prober> = None;
-    loop {
-        let targets = query.borrow_and_update().clone();
-        match (&mut prober, targets) {
-            (Some(prober), targets) => prober.set_query(targets.unwrap_or_default()).await,
-            (None, Some(targets)) => prober.insert(Prober::open(rate)?).set_query(targets).await,
-            (None, None) => {}
-        }
-        if let Some(prober) = &mut prober
-            && !prober.publish_if_due(publish)
-        {
-            return Ok(());
-        }
-        let work = async {
-            match &mut prober {
-                Some(prober) => prober.work(publish).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            changed = query.changed() => if changed.is_err() { return Ok(()) },
-            worked = work => return worked,
-        }
-    }
-}
-
-struct Prober {
-    tracker: ReachTracker,
-    routes: RouteReader,
-    routed: Vec<IpNet>,
-    query: Arc<[ReachTarget]>,
-    /// As published last.
-    complete: bool,
-    probes: JoinSet<(PodGroup, SocketAddr, ProbeResult)>,
-    last_lookup: Instant,
-    /// The latest time of the next lookup.
-    next_lookup: Instant,
-    /// Set when something differs from what was published: the latest time to publish it.
-    publish_by: Option<Instant>,
-}
-
-impl Prober {
-    fn open(rate: ProbeRate) -> anyhow::Result<Prober> {
-        let (now, routes) = (Instant::now(), RouteReader::open().context("cannot open a netlink socket")?);
-        let tracker = ReachTracker::new(rate, now);
-        Ok(Prober {
-            tracker,
-            routes,
-            routed: Vec::new(),
-            query: Arc::default(),
-            complete: false,
-            probes: JoinSet::new(),
-            last_lookup: now,
-            next_lookup: now,
-            publish_by: Some(now),
-        })
-    }
-
-    fn publish_within(&mut self, delay: Duration) {
-        let by = Instant::now() + delay;
-        self.publish_by = Some(self.publish_by.map_or(by, |earlier| earlier.min(by)));
-    }
-
-    async fn set_query(&mut self, query: Arc<[ReachTarget]>) {
-        self.publish_within(Duration::ZERO);
-        (self.complete, self.query) = (false, query);
-        if self.tracker.set_targets(&self.query, Instant::now()) || self.next_lookup <= Instant::now() {
-            self.look_up_routes().await;
-        }
-    }
-
-    /// Looks up the route of every group, and the service addresses that the network itself routes.
-    async fn look_up_routes(&mut self) {
-        for (group, addresses) in self.tracker.addresses() {
-            let mut worst: Option<RouteMatch> = None;
-            for address in addresses {
-                let Some(route) = self.routes.look_up(address).await else { continue };
-                worst = Some(worst.map_or(route, |worst| worst.worst(route)));
-            }
-            if let Some(route) = worst {
-                let changed = self.tracker.set_route(&group, route, Instant::now());
-                self.publish_within(if changed { Duration::ZERO } else { EVIDENCE_INTERVAL });
-            }
-        }
-        let routed = self.routes.specific().await;
-        if routed != self.routed {
-            self.publish_within(Duration::ZERO);
-        }
-        (self.routed, self.last_lookup) = (routed, Instant::now());
-        self.next_lookup = self.last_lookup + LOOKUP_INTERVAL;
-    }
-
-    /// Returns only when it cannot go on. May be dropped at any await.
-    async fn work(&mut self, publish: &impl Fn(ReachUpdate) -> bool) -> anyhow::Result<()> {
-        loop {
-            self.start_probes();
-            let now = Instant::now();
-            if now >= self.next_lookup {
-                self.look_up_routes().await;
-            }
-            if !self.publish_if_due(publish) {
-                return Ok(());
-            }
-            let next = self.tracker.next_probe(now).filter(|_| self.probes.len() < MAX_CONCURRENT_PROBES);
-            let wake = [next, self.publish_by].into_iter().flatten().fold(self.next_lookup, Instant::min);
-            tokio::select! {
-                Some(done) = self.probes.join_next() => self.record_probe(done),
-                changed = self.routes.changed() => {
-                    let change = changed.context("the netlink socket for route changes was closed")?;
-                    if change == RouteChange::Route {
-                        self.tracker.probe_all(now);
-                    }
-                    let earliest = now.max(self.last_lookup + min_lookup_interval(change));
-                    self.next_lookup = self.next_lookup.min(earliest);
-                }
-                () = tokio::time::sleep_until(wake.into()) => {}
-            }
-        }
-    }
-
-    fn start_probes(&mut self) {
-        if self.probes.len() >= MAX_CONCURRENT_PROBES {
-            return;
-        }
-        for (group, endpoint) in self.tracker.due_probes(Instant::now()) {
-            self.probes.spawn(async move { (group, endpoint, probe(endpoint, PROBE_TIMEOUT).await) });
-        }
-    }
-
-    fn record_probe(&mut self, done: Result<(PodGroup, SocketAddr, ProbeResult), tokio::task::JoinError>) {
-        let Ok((group, endpoint, result)) = done else { return };
-        if let ProbeResult::LocalError(error) = &result {
-            tracing::debug!(%endpoint, error, "cannot send a probe");
-        }
-        let changed = self.tracker.record_probe(&group, endpoint, result, Instant::now());
-        self.publish_within(if changed { Duration::ZERO } else { EVIDENCE_INTERVAL });
-    }
-
-    /// Publishes nothing if nothing changed. Returns false if the receiver is gone.
-    fn publish_if_due(&mut self, publish: &impl Fn(ReachUpdate) -> bool) -> bool {
-        let complete = self.tracker.is_complete();
-        let due = self.publish_by.take_if(|by| *by <= Instant::now()).is_some();
-        if !due && complete == self.complete {
-            return true;
-        }
-        self.complete = complete;
-        let reach = Reach { found: self.tracker.reachability(), routed: self.routed.clone(), ..Reach::default() };
-        let (findings, query) = (self.tracker.findings(), self.query.clone());
-        publish(ReachUpdate { reach, findings, query, complete, error: None })
-    }
-}

@@ -76,10 +76,10 @@ impl Reconciler {
             pin_dir: settings.kernel.pin_dir.clone(),
             cgroup: settings.kernel.cgroup.clone(),
             sizes: settings.kernel.sizes,
-            empty_local: settings.rules.empty_local,
+            no_local_endpoint_action: settings.rules.no_local_endpoint_action,
         })?;
         let mut kernel = program.kernel()?;
-        // An earlier agent may have released ids just before it died: wait until no dial uses them.
+        // An earlier agent may have released ids just before it ended: wait until no dial uses them.
         kernel.wait_grace_period()?;
         let mut tables = Tables::restore(kernel.dump()?, settings.kernel.sizes);
         tables.skip_grace = settings.kernel.skip_grace;

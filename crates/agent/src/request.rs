@@ -1,4 +1,4 @@
-//! Answers the requests of the agent's socket from the state. Called on the thread that owns the state.
+//! Answers the requests of the agent's socket from the agent's state, on the thread of the main loop.
 
 use crate::agent::Agent;
 use crate::explain::{explain, pending_addresses};

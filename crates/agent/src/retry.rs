@@ -65,8 +65,8 @@ impl RetryQueue {
         }
     }
 
-    /// Rows become free after new ones were written, so a service that waits for rows may belong to an earlier write. Rows
-    /// that a service without room leaves behind again do not count.
+    /// Whether this write freed rows, so that a service which failed because of a full table, in this write or in an
+    /// earlier one, may succeed now. Rows that a failed service used only for its own attempt do not count.
     fn are_rows_freed(&self, delta: &Delta, outcome: &ReconcileOutcome) -> bool {
         let is_written = |name: &ServiceName| !outcome.failed.contains_key(name) && !self.services.contains_key(name);
         outcome.retired.iter().any(|(name, ..)| is_written(&name.service))

@@ -1,4 +1,4 @@
-//! Starts all tasks of the agent and waits: the first task that ends, ends the process with its reason.
+//! Starts all tasks of the agent. When the first task ends, the process ends with that task's result.
 
 use crate::agent::{Agent, SharedStores};
 use crate::cluster_id::ClusterIdStore;
@@ -51,9 +51,7 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
     let mut agent = Agent::open(settings.clone(), shared.clone(), refusals)?;
     let (report_sender, reports) = settings.report_interval.map(report_channel).unzip();
     agent.set_report_sender(report_sender);
-    if let Some(dns) = &listeners.dns {
-        agent.serve_names(dns.names.clone());
-    }
+    agent.set_dns(listeners.dns.as_ref().map(DnsServer::updater));
     let socket = socket::bind(&settings.listeners.socket)?;
     let event_reader = agent.reconciler.program.event_reader(shared.dropped_events.clone())?;
     tracing::info!(
@@ -82,6 +80,7 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
         tokens: shared.tokens.clone(),
         token_renew_fraction: settings.token_renew_fraction,
         snapshots: shared.snapshots.clone(),
+        #[cfg(feature = "outside")]
         traffic: shared.traffic.clone(),
         feedback: Feedback::new(is_programmed, posted_refusals),
         reports,
@@ -122,9 +121,8 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
 
 fn shared_stores(settings: &AgentSettings) -> SharedStores {
     let cluster_ids = Arc::new(ClusterIdStore::new(&settings.state_dir));
-    let snapshots = settings.snapshot.clone();
     SharedStores {
-        snapshots: snapshots.map(|settings| Arc::new(SnapshotStore::new(settings, cluster_ids.clone()))),
+        snapshots: SnapshotStore::open(settings.snapshot.clone(), &cluster_ids),
         cluster_ids,
         tokens: Default::default(),
         traffic: Arc::default(),

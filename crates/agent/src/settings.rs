@@ -1,9 +1,10 @@
 //! The checked settings of the agent, made from the command line and the configuration file.
 
-use crate::snapshot::SnapshotSettings;
-use beeline_cluster::{ApiServerSource, EdgeCacheSource, ServiceFilter};
+use crate::dns::Zone;
+#[cfg(feature = "outside")]
+use beeline_cluster::EdgeCacheSource;
+use beeline_cluster::{ApiServerSource, ServiceFilter};
 use beeline_datapath::control::EventLevel;
-use beeline_dns::Zone;
 use beeline_model::Name;
 use beeline_model::cluster::ClusterRules;
 use beeline_model::row::Sizes;
@@ -16,22 +17,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the kernel does while no agent runs.
+/// What the BPF programs do while no agent runs (`--agent-down-action`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OrphanMode {
-    /// The kernel keeps serving from the last tables.
+pub enum AgentDownAction {
+    /// The programs keep resolving from the last tables.
     Keep,
-    /// After this long without an agent the kernel stops redirecting dials.
+    /// The programs stop resolving when no agent has run for this time.
     Passthrough(Duration),
 }
 
 /// Which program selects the pods of a BalancingPolicy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ControllerMode {
-    /// A controller does, and publishes them as EndpointSlices that the agent reads.
+    /// A controller selects the pods and publishes them as EndpointSlices, which the agent reads.
     #[default]
     Watch,
-    /// This agent does, from all Pods and Namespaces.
+    /// This agent selects the pods from all Pods and Namespaces.
     None,
 }
 
@@ -44,6 +45,7 @@ pub enum SourceSettings {
     },
     Server(Box<ApiServerSource>),
     /// The MetaServer of KubeEdge on this host.
+    #[cfg(feature = "outside")]
     Edge(Box<EdgeCacheSource>),
 }
 
@@ -74,6 +76,7 @@ impl SourceSettings {
         match self {
             SourceSettings::Folder { path, .. } => (SourceSettings::FOLDER, path.display().to_string()),
             SourceSettings::Server(server) => ("API server", server.access.to_string()),
+            #[cfg(feature = "outside")]
             SourceSettings::Edge(edge) => ("edge cache", edge.server.to_string()),
         }
     }
@@ -87,10 +90,19 @@ impl SourceSettings {
                     |server: &ApiServerSource| format!("{:?} {:?} {:?}", server.access, server.nodes, server.pods);
                 identity(a) == identity(b)
             }
+            #[cfg(feature = "outside")]
             (SourceSettings::Edge(a), SourceSettings::Edge(b)) => a.server == b.server,
             _ => false,
         }
     }
+}
+
+/// Where snapshots of the clusters are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotSettings {
+    pub dir: PathBuf,
+    /// `None` means any age.
+    pub max_age: Option<Duration>,
 }
 
 /// One cluster that the agent reads.
@@ -141,9 +153,9 @@ pub struct KernelSettings {
     pub pin_dir: PathBuf,
     pub sizes: Sizes,
     pub event_level: EventLevel,
-    pub orphan: OrphanMode,
-    /// Processes in or below these cgroups are not redirected.
-    pub untouched_cgroups: Vec<PathBuf>,
+    pub agent_down_action: AgentDownAction,
+    /// Processes in or below these cgroups are not served (`--exclude-cgroup`).
+    pub excluded_cgroups: Vec<PathBuf>,
     pub self_test: bool,
     /// Only for the test that proves that the grace period is needed.
     pub skip_grace: bool,
@@ -182,8 +194,9 @@ pub struct AgentSettings {
     pub sync_period: Duration,
     /// Whether the host's addresses are given by option instead of read from its interfaces.
     pub fixed_addresses: bool,
-    /// The fraction of a token's lifetime after which it is renewed. Only for tokens that `beeline join` wrote.
-    pub token_renew_fraction: f64,
+    /// The fraction of a token's lifetime after which it is renewed. Only for tokens that `beeline join` wrote. `None`
+    /// means the default.
+    pub token_renew_fraction: Option<f64>,
     pub controller: ControllerMode,
     /// Whether a kube-proxy runs on this host too.
     pub beside_kube_proxy: bool,

@@ -38,7 +38,7 @@ impl SettingsWatcher {
                 return tokio::task::spawn_blocking(move || read()).await?;
             }
             if self.failed_reads == MAX_FAILED_READS {
-                // Whatever the file contains when it is back, it is read again.
+                // When the file exists again, it is read even if its content is the same.
                 self.used = None;
                 bail!("cannot read {}; the last configuration stays in effect", self.file.path.display());
             }

@@ -12,4 +12,4 @@ pub use clock::{Clock, ClockReading, SystemClock};
 pub use error::SnapshotError;
 pub use file::{LoadRequirements, LoadResult, LoadedSnapshot, MAX_SNAPSHOT_BYTES, SnapshotFiles, SnapshotHeader};
 pub use recorder::{DiskState, LoadJob, SnapshotRecorder, WriteJob};
-pub use store::{SnapshotSettings, SnapshotStore};
+pub use store::SnapshotStore;

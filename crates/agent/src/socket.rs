@@ -30,10 +30,10 @@ pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(listener)
 }
 
-/// What every connection needs.
+/// The state that all connections share.
 #[derive(Clone)]
 pub struct SocketContext {
-    owner: Sender<Message>,
+    main_loop: Sender<Message>,
     events: broadcast::Sender<Arc<AttributedEvent>>,
     /// Counts the events that a slow reader lost.
     dropped: Arc<AtomicU64>,
@@ -43,12 +43,12 @@ pub struct SocketContext {
 impl SocketContext {
     /// `level`: the event level in effect.
     pub fn new(
-        owner: Sender<Message>,
+        main_loop: Sender<Message>,
         events: broadcast::Sender<Arc<AttributedEvent>>,
         dropped: Arc<AtomicU64>,
         level: EventLevel,
     ) -> SocketContext {
-        SocketContext { owner, events, dropped, levels: Arc::new(Mutex::new(EventLevels::new(level))) }
+        SocketContext { main_loop, events, dropped, levels: Arc::new(Mutex::new(EventLevels::new(level))) }
     }
 }
 
@@ -57,7 +57,7 @@ pub async fn serve(listener: UnixListener, context: SocketContext) -> anyhow::Re
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                let (stream, _) = accepted.context("the agent's socket")?;
+                let (stream, _) = accepted.context("cannot accept a connection on the agent's socket")?;
                 connections.spawn(context.clone().serve_connection(stream));
             }
             Some(_) = connections.join_next() => {}
@@ -87,7 +87,7 @@ impl SocketContext {
             self.with_levels(|levels| levels.set_base(level));
         }
         let (tx, rx) = oneshot::channel();
-        self.owner.send(Message::Request(request, tx)).context("the agent is stopping")?;
+        self.main_loop.send(Message::Request(request, tx)).context("the agent is stopping")?;
         Ok(rx.await?)
     }
 
@@ -136,10 +136,10 @@ impl SocketContext {
         StreamLevel { context: self.clone(), id }
     }
 
-    /// The state's thread writes the level into the kernel; its answer is of no interest here.
+    /// The main loop writes the level into the kernel. Its response is not needed here.
     fn apply_level(&self) {
         let level = self.with_levels(|levels| levels.effective()).to_string();
-        let _ = self.owner.send(Message::Request(Request::SetEventLevel { level }, oneshot::channel().0));
+        let _ = self.main_loop.send(Message::Request(Request::SetEventLevel { level }, oneshot::channel().0));
     }
 
     fn with_levels<T>(&self, work: impl FnOnce(&mut EventLevels) -> T) -> T {

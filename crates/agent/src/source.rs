@@ -1,5 +1,5 @@
 //! One cluster's source as the main loop sees it: how much of the cluster is known, which of its changes wait for the end
-//! of the first list, and what is wrong with it.
+//! of the first list, its refusals, and its error.
 
 use crate::key_tracker::KeyTracker;
 use crate::plan_refusals::log_refusal_changes;

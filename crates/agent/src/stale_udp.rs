@@ -7,7 +7,7 @@ use beeline_model::plan::remote::node_port;
 use beeline_model::planner::Planner;
 use beeline_model::resolve::{Dial, MAX_CHAIN, resolve};
 use beeline_model::row::{BackendId, OwnerId, SetRow};
-use beeline_model::rules::{EmptyLocal, HostRole};
+use beeline_model::rules::{HostRole, NoLocalEndpointAction};
 use beeline_model::select::Candidate;
 use beeline_model::table::Tables;
 use beeline_model::{Address, Protocol};
@@ -38,7 +38,7 @@ fn reachable_sets<'a>(tables: &'a Tables, target: &ConnectedTarget) -> impl Iter
     let rows = tables.rows();
     let dial = Dial { host: true, ..Dial::to(target.dialled.0, target.dialled.1, Protocol::Udp) };
     // The action of an empty set does not matter here.
-    let found = resolve(rows, &dial, EmptyLocal::Refuse).found;
+    let found = resolve(rows, &dial, NoLocalEndpointAction::Refuse).found;
     let first = found.and_then(|found| rows.sets.get(found.set));
     std::iter::successors(first, |set| rows.sets.get(set.header.next)).take(MAX_CHAIN)
 }
@@ -95,7 +95,7 @@ mod tests {
     use beeline_model::cluster::ClusterRules;
     use beeline_model::diff::reconcile;
     use beeline_model::object::{
-        AddressType, Endpoint, Node, Object, Service, ServicePort, Slice, SliceName, SlicePort, TrafficPolicy,
+        AddressType, Endpoint, Node, Object, Service, ServicePort, Slice, SliceName, SlicePort,
     };
     use beeline_model::op::MemoryMaps;
     use beeline_model::policy::{self, BackendPort, Matcher, PolicyKind, PolicyName, PortChoice, Target};
@@ -110,31 +110,16 @@ mod tests {
 
     fn service() -> Service {
         Service {
-            name: ServiceName::local("default", "dns"),
             created: 1,
             cluster_ips: [address("10.96.0.10")].into(),
-            load_balancer_ips: [].into(),
-            external_ips: [].into(),
-            source_ranges: [].into(),
-            has_node_ports: false,
-            internal: TrafficPolicy::Cluster,
-            external: TrafficPolicy::Cluster,
-            affinity: None,
-            health_check_node_port: 0,
             ports: [ServicePort { name: "dns".into(), protocol: Protocol::Udp, port: 53, node_port: 0 }].into(),
+            ..Service::named(ServiceName::local("default", "dns"))
         }
     }
 
     fn slice(at: &str) -> Slice {
         let [cluster, namespace, name] = ["local", "default", "dns-1"].map(Into::into);
-        let endpoint = Endpoint {
-            address: address(at),
-            ready: true,
-            serving: true,
-            terminating: false,
-            node: Some("n2".into()),
-            hints: None,
-        };
+        let endpoint = Endpoint { node: Some("n2".into()), ..Endpoint::ready(address(at)) };
         Slice {
             name: SliceName { cluster, namespace, name },
             service: service().name,

@@ -8,6 +8,7 @@ use crate::settings::{ClusterList, ClusterSettings, ReloadableFile, SourceSettin
 use crate::settings_watcher::SettingsWatcher;
 use crate::snapshot::SnapshotStore;
 use crate::token::{TokenRenewals, credential_uid};
+#[cfg(feature = "outside")]
 use crate::traffic::TrafficCounters;
 use anyhow::{Context, anyhow};
 use beeline_cluster::{ChangeBatch, ClusterIdCheck, Feedback, FolderSource, ReportSettings};
@@ -29,16 +30,17 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The snapshot of a cluster is loaded if its source has not delivered a list within this time after the start.
 const SNAPSHOT_DELAY: Duration = Duration::from_secs(3);
 
-/// What the tasks of all sources share.
+/// The state that the tasks of all sources share.
 #[derive(Clone)]
 pub struct SourceContext {
     pub main_loop: Sender<Message>,
     pub health: Arc<Health>,
     pub cluster_ids: Arc<ClusterIdStore>,
     pub tokens: TokenRenewals,
-    /// The fraction of a token's lifetime after which it is renewed.
-    pub token_renew_fraction: f64,
+    /// The fraction of a token's lifetime after which it is renewed. `None` means the default.
+    pub token_renew_fraction: Option<f64>,
     pub snapshots: Option<Arc<SnapshotStore>>,
+    #[cfg(feature = "outside")]
     pub traffic: Arc<TrafficCounters>,
     /// For the cluster that this Node belongs to: events and readiness that its source writes back. A replaced source
     /// gets the same feedback.
@@ -102,7 +104,7 @@ async fn next_list(watcher: Option<SettingsWatcher>) -> (Option<SettingsWatcher>
 
 fn check_running(source: &mut RunningSource) -> anyhow::Result<()> {
     match source.task.try_join_next() {
-        Some(Ok(())) => Err(anyhow!("the task of a source ended")),
+        Some(Ok(())) => Err(anyhow!("the task of a source ended unexpectedly")),
         Some(Err(error)) => Err(anyhow!("the task of a source failed: {error}")),
         None => Ok(()),
     }
@@ -284,6 +286,7 @@ async fn read(cluster: &ClusterSettings, context: &SourceContext) -> anyhow::Res
             watched.context("invalid credentials")?;
             forwarded
         }
+        #[cfg(feature = "outside")]
         SourceSettings::Edge(mut edge) => {
             edge.cluster_id_check = Some(cluster_id_check(&context.cluster_ids, name));
             edge.traffic = context.traffic.counter(name);
@@ -302,7 +305,7 @@ fn cluster_id_check(cluster_ids: &Arc<ClusterIdStore>, cluster: &Name) -> Cluste
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::SnapshotSettings;
+    use crate::settings::SnapshotSettings;
     use beeline_cluster::{EdgeCacheSource, EdgeIntervals, ServiceFilter};
     use beeline_model::change::Change;
     use beeline_model::cluster::ClusterRules;
@@ -324,7 +327,7 @@ mod tests {
             snapshots: Some(Arc::new(SnapshotStore::new(settings, cluster_ids.clone()))),
             cluster_ids,
             tokens: TokenRenewals::default(),
-            token_renew_fraction: 0.5,
+            token_renew_fraction: None,
             traffic: Arc::default(),
             feedback: Feedback::default(),
             reports: None,

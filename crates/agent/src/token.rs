@@ -3,7 +3,7 @@
 use crate::settings::SourceSettings;
 use beeline_api::TokenStatus;
 use beeline_cluster::Access;
-use beeline_join::{Credential, TokenRenewer, TokenReport, TokenState};
+use beeline_join::{Credential, DEFAULT_RENEW_FRACTION, TokenRenewer, TokenReport, TokenState};
 use beeline_model::Name;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ pub struct TokenRenewals(Arc<Mutex<BTreeMap<Name, Receiver<TokenState>>>>);
 impl TokenRenewals {
     /// Renews the token of a cluster until the future is dropped. Does nothing for a kubeconfig that `beeline join` did
     /// not write and for the ServiceAccount of a pod: other programs renew those.
-    pub async fn renew(self, cluster: Name, source: SourceSettings, fraction: f64) -> Infallible {
+    pub async fn renew(self, cluster: Name, source: SourceSettings, fraction: Option<f64>) -> Infallible {
+        let fraction = fraction.unwrap_or(DEFAULT_RENEW_FRACTION);
         let renewer = kubeconfig(&source).and_then(|path| TokenRenewer::new(path, fraction).ok());
         let Some((renewer, state)) = renewer else { return std::future::pending().await };
         self.all().insert(cluster.clone(), state);

@@ -1,5 +1,5 @@
-//! Destroys connected UDP sockets whose backend is gone, so that their applications dial again. While no UDP backend is
-//! removed this costs nothing.
+//! Destroys connected UDP sockets whose backend is gone, so that their applications dial again. Nothing is searched while no
+//! UDP backend is removed.
 
 use crate::stale_udp::{self, ConnectedTarget};
 use beeline_datapath::reap::{ConnectedSocket, Reaper};
@@ -18,7 +18,7 @@ pub struct UdpReaper {
     /// UDP backends were removed since the last search.
     dirty: bool,
     second_search: Option<Instant>,
-    /// Some sockets have a backend that gets no new dials but still answers. Any change may end that.
+    /// Some sockets have a backend that gets no new dials but still answers. They are searched again after every change.
     has_kept_sockets: bool,
     attempts: u32,
     destroyed: u64,
@@ -34,7 +34,7 @@ impl UdpReaper {
     /// The first search happens at once: backends may have been removed while no agent ran.
     pub fn new(reaper: beeline_datapath::Result<Reaper>) -> UdpReaper {
         if let Err(error) = &reaper {
-            tracing::warn!(%error, "this kernel does not support the search for stale UDP sockets");
+            tracing::warn!(%error, "cannot search for stale UDP sockets; see `beeline doctor`");
         }
         UdpReaper {
             reaper: reaper.ok(),

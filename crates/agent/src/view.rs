@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// The parent of the created cgroups, below the agent's cgroup. Each child is named `VIEW-NUMBER`.
 const PARENT: &str = "beeline-views";
-/// A command that asked for a cgroup enters it within this time, or not at all.
+/// The time within which a command enters the cgroup that was created for it. Afterwards the empty cgroup is removed.
 const ENTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -124,7 +124,7 @@ pub fn merge_rules(wanted: impl Iterator<Item = (PathBuf, CgroupRule)>) -> Vec<(
         let Some(id) = cgroup::id(&path).ok().filter(|_| rule_error(&path).is_none()) else { continue };
         match all.iter_mut().find(|(_, other, _)| *other == id) {
             Some((_, _, merged)) => {
-                merged.untouched |= rule.untouched;
+                merged.excluded |= rule.excluded;
                 merged.view = if rule.view == 0 { merged.view } else { rule.view };
             }
             None => all.push((path, id, rule)),
@@ -159,13 +159,13 @@ mod tests {
     fn rules_of_one_cgroup_are_merged_and_unusable_paths_are_skipped() {
         let (folder, root) = (tempfile::tempdir().unwrap(), cgroup::root().unwrap());
         let here = || root.clone();
-        let untouched = CgroupRule { untouched: true, view: 0 };
-        let view = CgroupRule { untouched: false, view: 3 };
+        let excluded = CgroupRule { excluded: true, view: 0 };
+        let view = CgroupRule { excluded: false, view: 3 };
         let unusable = [here().join("gone"), folder.path().to_owned()];
         let [gone, folder] = unusable.each_ref().map(|path| rule_error(path).unwrap());
         assert!(gone == "does not exist" && folder.starts_with("is not a cgroup2 directory: "), "{gone}; {folder}");
-        let all = [(here(), untouched), (here(), view)].into_iter().chain(unusable.map(|path| (path, view)));
+        let all = [(here(), excluded), (here(), view)].into_iter().chain(unusable.map(|path| (path, view)));
         let rules: Vec<CgroupRule> = merge_rules(all).iter().map(|(_, _, rule)| *rule).collect();
-        assert_eq!(rules, [CgroupRule { untouched: true, view: 3 }]);
+        assert_eq!(rules, [CgroupRule { excluded: true, view: 3 }]);
     }
 }

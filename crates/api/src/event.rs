@@ -60,7 +60,7 @@ pub struct EventNames {
     pub backend_node: Option<String>,
 }
 
-/// Which events a monitor stream carries. The agent applies it; an empty filter lets everything pass.
+/// Selects the events of a monitor stream. The agent applies the filter. An empty filter selects all events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventFilter {

@@ -33,7 +33,7 @@ pub struct PolicyReport {
     pub backends: usize,
     /// Backends that are left out, and why.
     pub left_out: Vec<RefusalStatus>,
-    /// Selected pods of this node whose cgroup is not found yet: they are not redirected past themselves.
+    /// Selected pods of this node whose cgroup is not found yet. They are not backends until it is.
     pub without_cgroup: Vec<String>,
     /// The last write to the kernel failed; the previous state stays in effect.
     pub failed: Option<RefusalStatus>,
@@ -98,7 +98,7 @@ pub struct PolicyFrontend {
     /// The name of the port.
     pub port: String,
     pub precedence: FrontendPrecedence,
-    /// The policy or Service that takes the dials that this policy passes on.
+    /// The policy or Service that is used when this policy has no backend for a dial.
     pub next: Option<String>,
     pub backends: Vec<SocketAddr>,
 }
@@ -121,12 +121,12 @@ impl PolicyFrontend {
     }
 }
 
-/// The place of a policy in the order in which a frontend's claimants are asked.
+/// The place of a policy in the order in which the policies of a frontend are tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FrontendPrecedence {
     First,
-    /// A policy of another kind is asked first; this one is asked next.
+    /// A policy of another kind is tried first; this one is tried next.
     After(String),
     /// An older policy of the same kind has the frontend; this one is not used.
     ShadowedBy(String),

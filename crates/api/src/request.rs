@@ -70,6 +70,6 @@ pub enum Response {
 pub struct PodLocation {
     pub namespace: String,
     pub name: String,
-    /// `None`: no cgroup below the agent's `--cgroup` carries the pod's UID.
+    /// `None`: no cgroup below the agent's `--cgroup` has the pod's UID in its name.
     pub cgroup: Option<PathBuf>,
 }

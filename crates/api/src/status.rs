@@ -4,7 +4,7 @@ use beeline_model::cluster::PodAccess;
 use beeline_model::reach::Reachability;
 use beeline_model::refusal::Refusal;
 use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, HostRole};
+use beeline_model::rules::{HostRole, NoLocalEndpointAction};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -85,7 +85,7 @@ pub struct ClusterStatus {
     /// Bytes read from an edge cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// With `pods: auto`, how each group of pods is reached.
+    /// How each group of pods is reached. Only with `podAccess: auto`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reach: Vec<ReachStatus>,
 }
@@ -174,7 +174,7 @@ pub struct KernelStatus {
     pub self_test: String,
     pub exact_udp_reaping: bool,
     /// What happens to a dial whose Local set is empty.
-    pub empty_local: EmptyLocal,
+    pub no_local_endpoint_action: NoLocalEndpointAction,
     pub sizes: Sizes,
 }
 

@@ -1,8 +1,13 @@
 //! The command line as clap parses it: one struct of arguments per subcommand. The checks that need more than one
 //! option are in `options` and in the commands.
 
+#[cfg(feature = "outside")]
+mod outside;
+
 use crate::options::Options;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+#[cfg(feature = "outside")]
+pub use outside::{DnsCommand, DnsRouteArgs, GrantArgs, HostAccountArgs, JoinArgs, LeaveArgs};
 use std::path::PathBuf;
 
 /// The version of the package and the commit that the binary was built from.
@@ -13,7 +18,8 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("
     name = "beeline",
     version = VERSION,
     about = "Kubernetes Service load balancing at connect(), by eBPF",
-    after_help = "Exit codes: 0 success; 1 failure; 2 wrong usage; 3 not found; 4 a check failed (doctor, plan --diff).\n\n\
+    after_help = "Exit codes: 0 success; 1 failure; 2 wrong usage; 3 not found; 4 a check failed (doctor, plan --diff) or no agent\n\
+                  runs (status).\n\n\
                   Examples:\n  \
                   beeline agent --manifests /etc/beeline/manifests --node-name n1\n  \
                   beeline explain 10.96.0.10:53/UDP\n  \
@@ -83,6 +89,7 @@ pub enum Command {
     Events(EventsArgs),
     /// Check the kernel and the host for everything that the agent needs, and say what to change
     Doctor(DoctorArgs),
+    #[cfg(feature = "outside")]
     /// Configure how the host finds the DNS server of the agent
     #[command(subcommand)]
     Dns(DnsCommand),
@@ -91,6 +98,7 @@ pub enum Command {
     /// Print the CustomResourceDefinitions of LocalRedirectPolicy and BalancingPolicy as YAML
     #[command(after_help = "Example:\n  beeline crds | kubectl apply -f -")]
     Crds,
+    #[cfg(feature = "outside")]
     /// Create the account of a host outside the cluster and print the command that joins it (for administrators)
     #[command(
         after_help = "Creates a service account for the host. It may read services, endpoints, nodes and policies and renew its own\n\
@@ -100,9 +108,11 @@ pub enum Command {
                       beeline grant vm-1 | ssh root@vm-1 beeline join -"
     )]
     Grant(GrantArgs),
+    #[cfg(feature = "outside")]
     /// Delete the account of a host; its tokens become invalid (for administrators)
     #[command(after_help = "Example:\n  beeline revoke vm-1")]
     Revoke(HostAccountArgs),
+    #[cfg(feature = "outside")]
     /// Join this host to a cluster with a code from `beeline grant`: check, write the configuration, start the agent
     #[command(
         after_help = "Joining the same cluster again replaces its credentials. Nothing is written before the API server has answered.\n\
@@ -110,9 +120,14 @@ pub enum Command {
                       Examples:\n  beeline join AQAABk...\n  beeline join - < code.txt"
     )]
     Join(JoinArgs),
+    #[cfg(feature = "outside")]
     /// Undo `beeline join`: remove credentials and configuration; with the last cluster also the hooks and the unit
     #[command(after_help = "Examples:\n  beeline leave\n  beeline leave shop")]
     Leave(LeaveArgs),
+    /// A command of the feature `outside`, or an unknown one
+    #[cfg(not(feature = "outside"))]
+    #[command(external_subcommand)]
+    Other(Vec<String>),
     /// Write the manual pages into a directory
     #[command(hide = true)]
     Man {
@@ -138,9 +153,9 @@ pub enum OutputFormat {
 /// Where a running agent pins its maps and listens for commands.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct AgentPaths {
-    /// Directory of the pinned maps and links
-    #[arg(long, default_value = crate::options::PIN_DIR, value_name = "DIR")]
-    pub pin_dir: PathBuf,
+    /// Directory of the pinned maps and links [default: as the running agent reports, else /sys/fs/bpf/beeline]
+    #[arg(long, value_name = "DIR")]
+    pub pin_dir: Option<PathBuf>,
     /// Unix socket of the agent
     #[arg(long, default_value = crate::options::SOCKET, value_name = "PATH")]
     pub socket: PathBuf,
@@ -289,38 +304,6 @@ pub struct DoctorArgs {
     pub query: QueryArgs,
 }
 
-#[derive(Clone, Debug, Subcommand)]
-pub enum DnsCommand {
-    /// Route the domains of the clusters from systemd-resolved to the agent; resolv.conf is not changed
-    #[command(
-        after_help = "Examples:\n  beeline dns route --dry-run\n  beeline dns route && systemctl reload-or-restart systemd-resolved\n  \
-                            beeline dns route --address 127.0.0.55:53 --domains cluster.local,beeline\n  beeline dns route --remove"
-    )]
-    Route(DnsRouteArgs),
-}
-
-#[derive(Clone, Debug, ClapArgs)]
-pub struct DnsRouteArgs {
-    /// Address of the DNS server of the agent [default: as the running agent reports]
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "remove")]
-    pub address: Option<std::net::SocketAddr>,
-    /// Domains to route to the agent, comma-separated [default: as the running agent reports]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "remove")]
-    pub domains: Option<Vec<String>>,
-    /// Print what would be written or removed without doing it
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Remove the file that an earlier run wrote
-    #[arg(long)]
-    pub remove: bool,
-    /// Directory of the drop-in files of systemd-resolved
-    #[arg(long, default_value = "/etc/systemd/resolved.conf.d", value_name = "DIR")]
-    pub resolved_dir: PathBuf,
-    /// Unix socket of the agent
-    #[arg(long, default_value = crate::options::SOCKET, value_name = "PATH")]
-    pub socket: PathBuf,
-}
-
 #[derive(Clone, Debug, ClapArgs)]
 pub struct CleanupArgs {
     /// Configuration file of the agent; its pin-dir and cgroup are cleaned up
@@ -328,70 +311,4 @@ pub struct CleanupArgs {
     pub config: Option<PathBuf>,
     #[command(flatten)]
     pub query: QueryArgs,
-}
-
-/// The account of a host outside, and the cluster in which the account is.
-#[derive(Clone, Debug, ClapArgs)]
-pub struct HostAccountArgs {
-    /// Name of the host: lower-case letters, digits, '-' and '.'
-    pub host: String,
-    /// Kubeconfig of the administrator [default: KUBECONFIG, else ~/.kube/config]
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current context]
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
-    /// Namespace of the accounts of hosts
-    #[arg(long, value_name = "NAME", default_value = beeline_join::DEFAULT_NAMESPACE)]
-    pub namespace: String,
-}
-
-#[derive(Clone, Debug, ClapArgs)]
-pub struct GrantArgs {
-    #[command(flatten)]
-    pub account: HostAccountArgs,
-    /// Time for which the printed join code is valid, such as 30m or 2h; at least 10m
-    #[arg(long, value_name = "DURATION", default_value = "1h")]
-    pub code_lifetime: crate::options::HumanDuration,
-    /// Lifetime of the host's tokens, such as 72h; at least 10m. Each is renewed at half of it; a host that is offline
-    /// for longer must join again
-    #[arg(long, value_name = "DURATION", default_value = "24h")]
-    pub token_lifetime: crate::options::HumanDuration,
-    /// URL of the API server as the host reaches it; may be repeated, the servers are tried in turn [default: that of
-    /// the kubeconfig]
-    #[arg(long, value_name = "URL")]
-    pub api_server: Vec<String>,
-}
-
-#[derive(Clone, Debug, ClapArgs)]
-pub struct JoinArgs {
-    /// Join code that `beeline grant HOST` printed; `-` reads it from standard input
-    pub code: String,
-    /// Name of the cluster on this host [default: its name in the kubeconfig of the administrator]
-    #[arg(long, value_name = "CLUSTER")]
-    pub name: Option<String>,
-    /// Write all files, but do not start the agent
-    #[arg(long)]
-    pub no_start: bool,
-    /// Directory to write below instead of /, for images and packages; nothing is started
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    pub root: PathBuf,
-    /// Unix socket of the agent [default: as in the configuration]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-}
-
-#[derive(Clone, Debug, ClapArgs)]
-pub struct LeaveArgs {
-    /// Cluster to leave; optional if this host has joined one cluster only
-    pub cluster: Option<String>,
-    /// Directory to look below instead of /
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    pub root: PathBuf,
-    /// Unix socket of the agent [default: as in the configuration]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-    /// Directory of the pinned maps and links [default: as in the configuration]
-    #[arg(long, value_name = "DIR")]
-    pub pin_dir: Option<PathBuf>,
 }

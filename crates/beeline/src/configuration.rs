@@ -48,7 +48,7 @@ impl Configuration {
             Options::parse(&text).or_else(|error| Options::parse_keys(&text, &USED_KEYS).map_err(|_| error))?;
         if options.manifests.is_some() || options.kubeconfig.is_some() || !options.api_server.is_empty() {
             bail!(
-                "it sets another source of objects (manifests, kubeconfig or api-server): remove that key, the joined \
+                "the file sets another source of objects (manifests, kubeconfig or api-server): remove that key, the joined \
                  cluster becomes the source"
             );
         }
@@ -79,7 +79,7 @@ impl Configuration {
         self.clusters().iter().find(|cluster| cluster.name == name)
     }
 
-    /// Whether it holds no cluster and nothing that `join` did not write.
+    /// Whether the file contains no cluster and only lines that `join` wrote.
     pub fn is_bare(&self) -> bool {
         let is_generated = |line: &str| ["", ROLE, HEADER.trim_end()].contains(&line);
         self.clusters().is_empty() && self.text.starts_with(HEADER) && self.text.lines().all(is_generated)
@@ -125,7 +125,9 @@ impl Configuration {
         match self.options.host_role {
             Some(role) if HostRole::from(role) == HostRole::Outside => {}
             Some(_) => {
-                bail!("it sets another host-role than outside, and only a host outside can join: remove that line")
+                bail!(
+                    "the file sets another host-role than outside, and only a host outside can join: remove that line"
+                )
             }
             None => {
                 let header = if self.text.is_empty() { HEADER } else { "" };

@@ -122,7 +122,9 @@ impl JoinedHost {
 
     fn remove_snapshots(&self, name: &str) -> anyhow::Result<Vec<PathBuf>> {
         let Some(files) = self.snapshot_files(name) else { return Ok(Vec::new()) };
-        files.remove().with_context(|| format!("snapshots of cluster {name} in {}", files.dir.display()))
+        files
+            .remove()
+            .with_context(|| format!("cannot remove the snapshots of cluster {name} in {}", files.dir.display()))
     }
 
     fn snapshot_files(&self, name: &str) -> Option<SnapshotFiles> {

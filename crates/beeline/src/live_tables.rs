@@ -1,6 +1,9 @@
 //! The tables in the kernel, read from the pinned maps. They can be read without an agent.
 
+use crate::args::AgentPaths;
+use crate::options::PIN_DIR;
 use anyhow::{Context, bail};
+use beeline_api::{AgentClient, AgentStatus};
 use beeline_datapath::control::Control;
 use beeline_datapath::counter::CounterMaps;
 use beeline_datapath::kernel::KernelMaps;
@@ -10,7 +13,7 @@ use beeline_datapath::wire;
 use beeline_model::row::{NameKind, OwnerId, Rows, SetRow};
 use beeline_model::{Address, PortName};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub struct LiveTables {
     pub rows: Rows,
@@ -18,7 +21,20 @@ pub struct LiveTables {
     pub maps: MapSet,
 }
 
+/// The directory of the option, else that of the running agent, else the default. An agent in a container may name a
+/// directory that does not exist here.
+pub fn pin_dir(paths: &AgentPaths, status: Option<&AgentStatus>) -> PathBuf {
+    let reported = status.map(|status| PathBuf::from(&status.kernel.pin_dir)).filter(|dir| dir.is_dir());
+    paths.pin_dir.clone().or(reported).unwrap_or_else(|| PIN_DIR.into())
+}
+
 impl LiveTables {
+    /// The tables of the agent at these paths.
+    pub fn of_agent(paths: &AgentPaths) -> anyhow::Result<LiveTables> {
+        let status = if paths.pin_dir.is_none() { AgentClient::new(&paths.socket).status().ok() } else { None };
+        LiveTables::open(&pin_dir(paths, status.as_ref()))
+    }
+
     pub fn open(pin_dir: &Path) -> anyhow::Result<LiveTables> {
         let pins = PinDir::read_only(pin_dir);
         let Some(meta) = pins.meta() else { bail!(missing_tables(pin_dir)) };
@@ -78,7 +94,7 @@ impl LiveTables {
         all.iter().map(|b| std::net::SocketAddr::new(b.address.ip(), b.port).to_string()).collect()
     }
 
-    /// A set and those that take the dials that it passes on, in order.
+    /// A set and the sets that follow it by `next`, in order.
     pub fn chain(&self, set: u32) -> impl Iterator<Item = &SetRow> {
         let sets = &self.rows.sets;
         std::iter::successors(sets.get(set), |set| sets.get(set.header.next)).take(beeline_model::resolve::MAX_CHAIN)

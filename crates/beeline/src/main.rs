@@ -3,11 +3,14 @@
 
 mod args;
 mod command;
+#[cfg(feature = "outside")]
 mod configuration;
+#[cfg(feature = "outside")]
 mod joined;
 mod live_tables;
 mod options;
 mod print;
+#[cfg(feature = "outside")]
 mod systemd;
 mod views;
 

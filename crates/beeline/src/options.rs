@@ -3,6 +3,7 @@
 
 mod cluster;
 mod dns;
+pub mod feature;
 mod file;
 mod paths;
 mod settings;
@@ -20,7 +21,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use value::{
-    AddressTypeArg, AgentDownAction, ControllerArg, HostRoleArg, LocalTrafficPolicyArg, MaxAge, NoLocalEndpointArg,
+    AddressTypeArg, AgentDownArg, ControllerArg, HostRoleArg, LocalTrafficPolicyArg, MaxAge, NoLocalEndpointArg,
     NodeSourceArg, OnOff, PodAccessArg, as_text,
 };
 pub use value::{HumanDuration, ListenAddress, LogFormat, OrOff};
@@ -164,7 +165,7 @@ pub struct Options {
     /// (stop resolving after that time, such as passthrough:10m) [default: keep]
     #[arg(long, value_name = "ACTION")]
     #[serde(with = "as_text")]
-    pub agent_down_action: Option<AgentDownAction>,
+    pub agent_down_action: Option<AgentDownArg>,
     /// Scope of Local traffic policies: kubernetes (each for its own addresses), strict (any of them for all addresses
     /// of the service) [default: kubernetes]
     #[arg(long, value_name = "SCOPE", value_enum, hide_possible_values = true)]
@@ -242,6 +243,12 @@ pub struct Options {
 impl Options {
     /// Reads the configuration file that `--config` names and merges the command line over it.
     pub fn load(self) -> anyhow::Result<Options> {
+        let options = self.read_file()?;
+        options.check_features(feature::OUTSIDE)?;
+        Ok(options)
+    }
+
+    fn read_file(self) -> anyhow::Result<Options> {
         let Some(path) = self.config.clone() else { return Ok(self) };
         let context = || format!("--config {}", path.display());
         let text = std::fs::read_to_string(&path).with_context(context)?;
@@ -256,11 +263,13 @@ impl Options {
     }
 
     /// Parses only these keys of a configuration file. Unknown keys are an error nevertheless.
+    #[cfg(feature = "outside")]
     pub fn parse_keys(text: &str, keys: &[&str]) -> anyhow::Result<Options> {
         file::parse_keys(text, keys)
     }
 
     /// Checks whether an agent would accept these options, as far as that does not depend on the host it runs on.
+    #[cfg(feature = "outside")]
     pub fn check(&self) -> anyhow::Result<()> {
         let cgroup = self.cgroup.clone().or_else(|| Some("/sys/fs/cgroup".into()));
         Options { cgroup, ..self.clone() }.settings().map(drop)

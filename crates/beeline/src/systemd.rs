@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generated_unit_gives_way_to_that_of_the_package() {
+    fn the_unit_of_the_package_replaces_a_generated_unit() {
         let root = tempfile::tempdir().unwrap();
         let systemd = Systemd { root: root.path() };
         let local = systemd.local_unit();

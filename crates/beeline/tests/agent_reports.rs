@@ -147,7 +147,7 @@ fn pod(name: &str, uid: Option<&str>, ip: &str) -> String {
     format!("---\n{pod}\n")
 }
 
-/// Policies that have no part in a dial, and why.
+/// Policies that are not used for a dial, and why.
 fn skipped_policies(fixture: &AgentFixture, dial: &str) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let explanation = fixture.json(&["explain", dial]);

@@ -10,19 +10,28 @@ fn root() -> PathBuf {
 }
 
 /// For each crate, the crates of this workspace that it may depend on (except for tests).
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 10] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 11] = [
     ("beeline-model", &[]),
     ("beeline-api", &["beeline-model"]),
     ("beeline-kit", &[]),
+    ("beeline-metrics", &[]),
     ("beeline-join", &[]),
     ("beeline-cluster", &["beeline-model"]),
     ("beeline-datapath", &["beeline-model"]),
     ("beeline-dns", &["beeline-model"]),
     (
         "beeline-agent",
-        &["beeline-model", "beeline-api", "beeline-cluster", "beeline-datapath", "beeline-join", "beeline-dns"],
+        &[
+            "beeline-model",
+            "beeline-api",
+            "beeline-cluster",
+            "beeline-datapath",
+            "beeline-join",
+            "beeline-dns",
+            "beeline-metrics",
+        ],
     ),
-    ("beeline-controller", &["beeline-model", "beeline-cluster"]),
+    ("beeline-controller", &["beeline-model", "beeline-cluster", "beeline-metrics"]),
     (
         "beeline",
         &[
@@ -68,9 +77,45 @@ fn crates_depend_only_on_allowed_crates() {
     }
 }
 
+/// The dependencies of the binary that deploy/Dockerfile builds from what it copies.
+fn image_dependencies(dockerfile: &str) -> BTreeSet<String> {
+    let context = tempfile::tempdir().unwrap();
+    let ignored = std::fs::read_to_string(root().join(".dockerignore")).unwrap();
+    let builder = dockerfile.split("\nFROM ").nth(1).unwrap();
+    for line in builder.lines().filter_map(|line| line.strip_prefix("COPY ")) {
+        let mut paths: Vec<&str> = line.split(' ').collect();
+        paths.pop();
+        for path in paths {
+            assert!(ignored.lines().any(|line| line == format!("!{path}")), ".dockerignore leaves out {path}");
+            let copied = Command::new("cp").arg("-r").arg(root().join(path)).arg(context.path()).status().unwrap();
+            assert!(copied.success(), "{path}");
+        }
+    }
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--locked", "--offline", "--prefix=none", "--edges=normal"])
+        .args(["-p", "beeline", "--no-default-features"])
+        .current_dir(context.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_image_of_the_nodes_leaves_out_what_only_other_hosts_need() {
+    let dockerfile = std::fs::read_to_string(root().join("deploy/Dockerfile")).unwrap();
+    assert!(dockerfile.contains("-p beeline --no-default-features;"));
+    let used = image_dependencies(&dockerfile);
+    assert!(used.contains("beeline-agent") && used.contains("beeline-controller"), "{used:?}");
+    for name in ["beeline-dns", "beeline-join", "hickory-proto", "rtnetlink"] {
+        assert!(!used.contains(name), "the binary of the image depends on {name}");
+    }
+}
+
 #[test]
 fn only_datapath_may_contain_unsafe_code() {
-    for name in ["model", "api", "cluster", "dns", "agent", "controller", "join"] {
+    for name in ["model", "api", "cluster", "dns", "agent", "controller", "join", "metrics"] {
         let text = std::fs::read_to_string(root().join(format!("crates/{name}/src/lib.rs"))).unwrap();
         assert!(text.contains("#![forbid(unsafe_code)]"), "crates/{name} does not forbid unsafe code");
     }

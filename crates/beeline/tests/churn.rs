@@ -30,16 +30,16 @@ struct ChurnServices {
     /// Always exists. Its endpoints change, but at least one stays.
     big: (TestService, Vec<Ipv4Addr>),
     /// Never changes.
-    calm: TestService,
+    stable: TestService,
     /// Created and deleted.
     short_lived: Vec<(TestService, Vec<Ipv4Addr>)>,
 }
 
 impl ChurnServices {
     fn new(fixture: &mut AgentFixture) -> ChurnServices {
-        let calm = TestService::new("calm", 2);
-        let pods = fixture.start_backends("calm", 10, 3);
-        fixture.write_file("calm.yaml", calm.manifest(&pods));
+        let stable = TestService::new("stable", 2);
+        let pods = fixture.start_backends("stable", 10, 3);
+        fixture.write_file("stable.yaml", stable.manifest(&pods));
         let big = (TestService::new("big", 1), fixture.start_backends("big", 100, BIG));
         fixture.write_file("big.yaml", big.0.manifest(&big.1));
         let short_lived = (0..SHORT_LIVED).map(|number| {
@@ -48,18 +48,18 @@ impl ChurnServices {
             (TestService::new(&name, 10 + number), pods)
         });
         let short_lived: Vec<_> = short_lived.collect();
-        let names = short_lived.iter().map(|(target, _)| target.name.as_str()).chain(["big", "calm"]);
+        let names = short_lived.iter().map(|(target, _)| target.name.as_str()).chain(["big", "stable"]);
         let ports: BTreeSet<u16> = names.map(target_port).collect();
         assert_eq!(
             ports.len(),
             usize::from(SHORT_LIVED) + 2,
             "two services share a port, so a wrong backend would not be noticed"
         );
-        ChurnServices { big, calm, short_lived }
+        ChurnServices { big, stable, short_lived }
     }
 
     fn steady(&self) -> Vec<TestService> {
-        vec![self.big.0.clone(), self.calm.clone()]
+        vec![self.big.0.clone(), self.stable.clone()]
     }
 
     fn short_lived(&self) -> Vec<TestService> {
@@ -96,7 +96,8 @@ fn change_objects(manifests: &ManifestDir, services: &ChurnServices, seed: u64, 
 fn test_resolver(fixture: &AgentFixture) -> TestResolver {
     let (maps, meta) = (fixture.maps(), PinDir::read_only(&fixture.pin_dir()).meta().unwrap());
     let sizes = KernelMaps::new(&maps).unwrap().sizes();
-    let constants = LoadConstants { shards: shards(), epoch: meta.epoch, empty_local_drops: false, host_netns: 0 };
+    let constants =
+        LoadConstants { shards: shards(), epoch: meta.epoch, no_local_endpoint_drops: false, host_netns: 0 };
     TestResolver::new(&maps, &sizes, shards(), constants).unwrap()
 }
 
@@ -169,7 +170,7 @@ fn no_dial_fails_or_reaches_another_service_while_everything_changes() {
             fixture.start_load(pod, LoadKind::Tcp, &targets),
             fixture.start_load(pod, LoadKind::UdpUnconnected, &targets),
             // A connected UDP socket is destroyed when its backend is removed, so it dials only the service that never changes.
-            fixture.start_load(node, LoadKind::UdpConnected, std::slice::from_ref(&services.calm)),
+            fixture.start_load(node, LoadKind::UdpConnected, std::slice::from_ref(&services.stable)),
         ]
     };
     // These dials fail while their service does not exist. They must never reach another service.

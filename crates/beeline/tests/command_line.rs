@@ -140,10 +140,23 @@ fn services_are_grouped_filtered_and_fit_100_columns() {
     assert!(missing.stderr.contains("no service default/missing is programmed"), "{missing:?}");
 }
 
+/// docs/try.md runs the commands so.
+#[test]
+fn the_agent_at_the_socket_says_where_its_tables_are() {
+    let fixture = Fixture::new();
+    let socket = fixture.agent.socket();
+    for args in [&["services"][..], &["backends"], &["explain", "default/web"], &["dump", "service"]] {
+        let output = Command::new(BEELINE).args(args).arg("--socket").arg(&socket).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains("default/web"), "{args:?}: {text}");
+    }
+}
+
 #[test]
 fn explain_takes_names_of_services_and_pods() {
     let fixture = Fixture::new();
     let text = fixture.text(&["explain", "default/web"]);
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     assert!(text.contains("dialled    10.96.0.10:80/TCP\n"), "{text}");
     assert!(text.contains("set        cluster, 1 backend\n"), "{text}");
     assert!(text.contains("-> 10.244.1.2:8080 (default/web-1)\n"), "{text}");
@@ -243,6 +256,19 @@ fn status_without_an_agent_exits_with_4() {
     let status: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!(status["counts"]["frontends"], frontends, "{status}");
     assert!(fixture.run(&["policies"]).stderr.contains("no agent listens at"), "only an agent knows policies");
+}
+
+#[test]
+fn plan_reports_a_node_name_that_no_node_has() {
+    let plan = |node: &str| {
+        let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/manifests");
+        let output =
+            Command::new(BEELINE).args(["plan", "--manifests", manifests, "--node-name", node]).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(plan("node-1"), "");
+    let wrong = plan("wrong");
+    assert!(wrong.contains("there is no Node named wrong") && wrong.contains("--node-name"), "{wrong}");
 }
 
 /// The service ranges of the first cluster are not known, so the second cluster's addresses are not programmed.

@@ -3,6 +3,7 @@
 mod fixture;
 
 use fixture::{AgentFixture, BEELINE, TestService, wait_until};
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -119,6 +120,110 @@ fn every_alert_is_in_the_troubleshooting_page() {
     for name in names {
         assert!(docs.contains(name), "docs/troubleshooting.md does not mention {name}");
     }
+}
+
+/// The alert rules.
+fn alerts() -> Vec<Value> {
+    let file: Value = serde_saphyr::from_str(&read("deploy/chart/alerts.yaml")).unwrap();
+    file["groups"].as_array().unwrap().iter().flat_map(|group| group["rules"].as_array().unwrap().clone()).collect()
+}
+
+/// The values of all fields of this name, at any depth.
+fn fields<'a>(value: &'a Value, name: &str) -> Vec<&'a str> {
+    match value {
+        Value::Object(map) => {
+            let own = map.get(name).and_then(Value::as_str);
+            own.into_iter().chain(map.values().flat_map(|value| fields(value, name))).collect()
+        }
+        Value::Array(list) => list.iter().flat_map(|value| fields(value, name)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A kube-proxy on the same nodes exports some of the same series, so each expression has to select the job.
+#[test]
+fn alerts_and_dashboard_select_the_job() {
+    let dashboard: Value = serde_json::from_str(&read("deploy/chart/dashboard.json")).unwrap();
+    let alerts = Value::from(alerts());
+    let mut expressions = [fields(&alerts, "expr"), fields(&dashboard, "expr"), fields(&dashboard, "query")].concat();
+    expressions.retain(|text| text.contains('{') || text.contains("beeline_") || text.contains("kubeproxy_"));
+    assert!(expressions.len() > 30, "{expressions:?}");
+    let letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    for expression in expressions {
+        let series = ["beeline_", "kubeproxy_", "up{"].iter().flat_map(|prefix| expression.match_indices(prefix));
+        let mut selected = 0;
+        for (at, _) in series {
+            let rest = expression[at..].trim_start_matches(letter);
+            assert!(rest.starts_with("{job=\""), "a series without a job in: {expression}");
+            selected += 1;
+        }
+        assert!(selected > 0, "no series in: {expression}");
+    }
+}
+
+#[test]
+fn every_alert_has_a_runbook() {
+    let repository = read("Cargo.toml");
+    let repository = words(&repository, "https://", |c| c != '"').next().unwrap();
+    let expected = format!("{repository}/blob/main/docs/troubleshooting.md#alerts");
+    assert!(read("docs/troubleshooting.md").contains("\n## Alerts\n"));
+    for alert in alerts() {
+        assert_eq!(alert["annotations"]["runbook_url"], expected.as_str(), "{}", alert["alert"]);
+    }
+}
+
+/// Runs `promtool` in a directory that contains the alert rules as `alerts.yaml`.
+fn promtool(args: &[&str], tests: &str) -> (bool, String) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("alerts.yaml"), read("deploy/chart/alerts.yaml")).unwrap();
+    std::fs::write(dir.path().join("tests.yaml"), tests).unwrap();
+    let output = Command::new("promtool").args(args).current_dir(dir.path()).output();
+    let output = output.expect("promtool is missing: install the Debian package prometheus");
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    (output.status.success(), text)
+}
+
+#[test]
+fn promtool_accepts_the_alert_rules() {
+    let (passed, output) = promtool(&["check", "rules", "--lint-fatal", "alerts.yaml"], "");
+    assert!(passed, "{output}");
+}
+
+/// Without agents there are no series, so an alert on an agent's own metric could not fire.
+#[test]
+fn the_alert_on_missing_agents_fires_without_any_series() {
+    let rule = alerts().into_iter().find(|alert| alert["alert"] == "BeelineNoAgents").unwrap();
+    let firing = json!([{ "exp_labels": rule["labels"], "exp_annotations": rule["annotations"] }]);
+    let check = |series: Value, expected: &Value| {
+        let alert = json!({ "eval_time": "10m", "alertname": "BeelineNoAgents", "exp_alerts": expected });
+        let one = json!({ "interval": "1m", "input_series": series, "alert_rule_test": [alert] });
+        let tests = json!({ "rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": [one] });
+        let (passed, output) = promtool(&["test", "rules", "tests.yaml"], &tests.to_string());
+        assert!(passed, "{output}");
+    };
+    let up = |value: u8| json!([{ "series": "up{job=\"beeline\",node=\"n1\"}", "values": format!("{value}x20") }]);
+    check(json!([]), &firing);
+    check(up(0), &firing);
+    check(up(1), &json!([]));
+}
+
+/// cargo reads the manifests of all members of the workspace before it builds one of them.
+#[test]
+fn the_dockerfile_copies_the_whole_workspace() {
+    let dir = tempfile::tempdir().unwrap();
+    let dockerfile = read("deploy/Dockerfile");
+    let builder = dockerfile.split("\nFROM ").nth(1).unwrap();
+    for copied in builder.lines().filter_map(|line| line.strip_prefix("COPY ")) {
+        let mut words: Vec<&str> = copied.split(' ').collect();
+        words.pop();
+        for source in words {
+            std::os::unix::fs::symlink(root().join(source), dir.path().join(source)).unwrap();
+        }
+    }
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--format-version=1", "--no-deps", "--offline"]).current_dir(dir.path());
+    let output = cargo.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

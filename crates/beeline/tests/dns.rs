@@ -3,7 +3,7 @@
 mod fixture;
 
 use beeline_dns::{DnsSocket, NameChange, NameStore, QueryHandler, Zone};
-use beeline_harness::{DialKind, DialRequest, TestHost};
+use beeline_harness::{DialKind, DialRequest, TestHost, test_seed};
 use beeline_model::change::Change;
 use beeline_model::object::{Endpoint, NamedService, Object, Published, Slice, SliceName};
 use beeline_model::{Address, Family, ServiceName};
@@ -266,16 +266,9 @@ fn the_system_resolver_uses_the_search_list() {
 fn upstream(place: &TestHost, port: u16) -> Upstream {
     let names = Arc::new(NameStore::new(vec![Zone::new("else", "example.org").unwrap()], Vec::new()));
     let owner = ServiceName::new("else", "x", "crowd");
-    let endpoint = |last: u8| Endpoint {
-        address: Address::from(IpAddr::from([192, 0, 2, last])),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        hints: None,
-    };
+    let endpoint = |last: u8| Endpoint::ready(Address::from(IpAddr::from([192, 0, 2, last])));
     let published = Published::Headless { unready: false };
-    let facts = [
+    let changes = [
         Change::Upsert(Object::NamedService(NamedService { name: owner.clone(), published, ports: [].into() })),
         Change::Upsert(Object::NamedSlice(Slice {
             name: SliceName { cluster: "else".into(), namespace: "x".into(), name: "c".into() },
@@ -286,7 +279,7 @@ fn upstream(place: &TestHost, port: u16) -> Upstream {
             hostnames: None,
         })),
     ];
-    names.apply(facts.iter().filter_map(NameChange::from_change).collect(), ["else"]);
+    names.apply(changes.iter().filter_map(NameChange::from_change).collect(), ["else"]);
     let at = (Ipv4Addr::new(127, 0, 0, 77), port).into();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     // The sockets are created in the namespace and stay in it.
@@ -582,7 +575,7 @@ fn a_query_load_is_answered_with_a_bounded_number_of_descriptors() {
 }
 
 fn send_malformed(socket: &UdpSocket, stop: &AtomicBool) {
-    let mut rng = fastrand::Rng::with_seed(7);
+    let mut rng = fastrand::Rng::with_seed(test_seed(7));
     while !stop.load(Ordering::Relaxed) {
         let mut bytes = packet("web.shop.svc.cluster.local.", RecordType::A, Some(512));
         let at = rng.usize(2..bytes.len());
@@ -670,7 +663,7 @@ fn only_listed_clients_are_answered_on_other_addresses() {
 
 // ---- several clusters ----
 
-/// TwoClusters clusters with the same service range and domain, as K3s has by default. A view puts the second one first.
+/// Two clusters with the same service range and domain, as K3s has by default. A view puts the second one first.
 struct TwoClusters {
     fixture: AgentFixture,
     dir: tempfile::TempDir,

@@ -17,7 +17,7 @@ use beeline_model::object::{Endpoint, Object, Service, ServicePort, Slice, Slice
 use beeline_model::planner::Planner;
 use beeline_model::resolve::Dial;
 use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, Rules};
+use beeline_model::rules::{NoLocalEndpointAction, Rules};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Protocol, ServiceName};
 use fixture::{StopOnDrop, is_long};
@@ -78,14 +78,7 @@ fn slice_name(number: u16) -> SliceName {
 }
 
 fn slice(number: u16, hosts: impl Iterator<Item = usize>) -> Change {
-    let endpoint = |host: usize| Endpoint {
-        address: address([10, 244, number as u8, host as u8 + 1]),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        hints: None,
-    };
+    let endpoint = |host: usize| Endpoint::ready(address([10, 244, number as u8, host as u8 + 1]));
     Change::Upsert(Object::Slice(Slice {
         name: slice_name(number),
         service: name_of(number),
@@ -192,7 +185,7 @@ fn run(skip_grace: bool, limit: Duration, enough: impl Fn(&SharedCounts, &Shared
         pin_dir: pins.0.clone(),
         cgroup: cgroup.path().to_owned(),
         sizes: Sizes::for_services(1024),
-        empty_local: EmptyLocal::Refuse,
+        no_local_endpoint_action: NoLocalEndpointAction::Refuse,
     };
     let program = Program::open(config).unwrap();
     let resolver = program.test_resolver().unwrap();

@@ -3,6 +3,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use beeline_harness::wait_until;
 use beeline_join::{Credential, JoinCode, Token};
 use rustix::fs::{FlockOperation, flock};
 use std::io::Write;
@@ -48,18 +49,18 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn a_truncated_code_is_distinguished_from_an_altered_one() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = code(600).encode();
-    let mut altered = whole.clone();
-    altered.replace_range(100..101, if &whole[100..101] == "x" { "y" } else { "x" });
+    let encoded = code(600).encode();
+    let mut altered = encoded.clone();
+    altered.replace_range(100..101, if &encoded[100..101] == "x" { "y" } else { "x" });
     let other = URL_SAFE_NO_PAD.encode([7u8, 0, 0, 0, 0, 0, 0, 0, 0]);
     for (given, words) in [
-        (&whole[..whole.len() / 2], "the code is cut off"),
-        (&whole[..7], "the code is cut off after 7"),
+        (&encoded[..encoded.len() / 2], "the code is cut off"),
+        (&encoded[..7], "the code is cut off after 7"),
         (altered.as_str(), "the code was altered"),
         (other.as_str(), "the code is of version 7"),
         ("", "the code is empty"),
         ("AQ%AA", "the character '%'"),
-        (&format!("{whole}{whole}"), "characters too many"),
+        (&format!("{encoded}{encoded}"), "characters too many"),
     ] {
         let (succeeded, error) = join(given, dir.path(), &[]);
         assert!(!succeeded && error.contains(words), "{words}: {error}");
@@ -234,8 +235,12 @@ fn leave_waits_for_the_lock_of_the_configuration() {
     let other = std::fs::File::open(host.path("etc/beeline")).unwrap();
     flock(&other, FlockOperation::LockExclusive).unwrap();
     let mut child = host.leave_command("green").stdout(Stdio::null()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(child.try_wait().unwrap().is_none(), "leave waits for the lock");
+    let pid = child.id().to_string();
+    // The kernel marks a process that waits for a lock by an arrow.
+    let waits = |line: &str| line.contains("->") && line.split_whitespace().any(|word| word == pid);
+    wait_until("leave waits for the lock", Duration::from_secs(20), || {
+        std::fs::read_to_string("/proc/locks").unwrap().lines().any(waits)
+    });
     std::fs::write(host.file(), format!("events: all\n{}", host.text())).unwrap();
     drop(other);
     assert!(child.wait().unwrap().success());

@@ -1,23 +1,40 @@
-//! The agent's metrics: both text formats, agreement with the status, Prometheus naming; and refusals of Services and Nodes
-//! that only a running agent shows.
+//! The metrics of agent and controller: both text formats, agreement with the status, Prometheus naming; and refusals of
+//! Services and Nodes that only a running agent shows.
 
 mod fixture;
 
-use fixture::{AgentFixture, TIMEOUT, TestService, wait_until};
-use serde_json::Value;
+use fixture::{AgentFixture, BEELINE, TIMEOUT, TestService, wait_until};
+use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::{Command, Stdio};
 
-/// The response of `/metrics`, with its head.
-fn metrics(fixture: &AgentFixture, accept: &str) -> String {
+const AGENT: u16 = 10249;
+const CONTROLLER: u16 = 10358;
+
+/// The response of `/metrics` at this port of the node, with its head.
+fn get(fixture: &AgentFixture, port: u16, accept: &str) -> std::io::Result<String> {
     let get = || -> std::io::Result<String> {
-        let (mut stream, mut text) = (TcpStream::connect((Ipv4Addr::LOCALHOST, 10249))?, String::new());
+        let (mut stream, mut text) = (TcpStream::connect((Ipv4Addr::LOCALHOST, port))?, String::new());
         stream.write_all(format!("GET /metrics HTTP/1.0\r\nAccept: {accept}\r\n\r\n").as_bytes())?;
         stream.read_to_string(&mut text)?;
         Ok(text)
     };
-    fixture.network.node().run_in(get).unwrap().unwrap()
+    fixture.network.node().run_in(get).unwrap()
+}
+
+/// Plain text by default, OpenMetrics on request; both with this counter or gauge, build and process metrics.
+fn check_formats(fixture: &AgentFixture, port: u16, metric: &str) {
+    let plain = get(fixture, port, "*/*").unwrap();
+    assert!(plain.contains("content-type: text/plain; version=0.0.4"), "{plain}");
+    assert!(plain.contains(&format!("# TYPE {metric} ")) && !plain.contains("# EOF"), "{plain}");
+    let open = get(fixture, port, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5").unwrap();
+    assert!(open.contains("content-type: application/openmetrics-text; version=1.0.0"), "{open}");
+    let family = metric.strip_suffix("_total").unwrap_or(metric);
+    assert!(open.contains(&format!("# TYPE {family} ")) && open.ends_with("# EOF\n"), "{open}");
+    for name in ["beeline_build_info{version=", "process_resident_memory_bytes ", "process_cpu_seconds_total "] {
+        assert!(plain.contains(name) && open.contains(name), "{name}: {plain}");
+    }
 }
 
 fn with_services() -> AgentFixture {
@@ -36,15 +53,27 @@ fn with_services() -> AgentFixture {
 fn metrics_are_plain_text_unless_open_metrics_is_requested() {
     let _alone = fixture::run_alone();
     let fixture = with_services();
-    let plain = metrics(&fixture, "*/*");
-    assert!(plain.contains("content-type: text/plain; version=0.0.4"), "{plain}");
-    assert!(plain.contains("# TYPE beeline_udp_sockets_destroyed_total counter\n") && !plain.contains("# EOF"));
-    let open = metrics(&fixture, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
-    assert!(open.contains("content-type: application/openmetrics-text; version=1.0.0"), "{open}");
-    assert!(open.contains("# TYPE beeline_udp_sockets_destroyed counter\n") && open.ends_with("# EOF\n"));
-    for name in ["beeline_build_info{version=", "process_resident_memory_bytes ", "process_cpu_seconds_total "] {
-        assert!(plain.contains(name) && open.contains(name), "{name}: {plain}");
-    }
+    check_formats(&fixture, AGENT, "beeline_udp_sockets_destroyed_total");
+}
+
+/// The controller serves its metrics also while its API server does not answer.
+#[test]
+fn metrics_of_the_controller_have_the_same_formats_and_names() {
+    let _alone = fixture::run_alone();
+    let (fixture, dir) = (AgentFixture::new(), tempfile::tempdir().unwrap());
+    let kubeconfig = dir.path().join("kubeconfig");
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "a",
+        "clusters": [{ "name": "a", "cluster": { "server": "https://127.0.0.1:1" } }],
+        "users": [{ "name": "a", "user": { "token": "none" } }],
+        "contexts": [{ "name": "a", "context": { "cluster": "a", "user": "a" } }],
+    });
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    let args = ["controller", "--webhook-bind-address", "127.0.0.1:9443", "--kubeconfig", kubeconfig.to_str().unwrap()];
+    let _controller = fixture.network.node().program(BEELINE).unwrap().args(args).spawn().unwrap();
+    wait_until("the controller listens", || get(&fixture, CONTROLLER, "*/*").is_ok());
+    check_formats(&fixture, CONTROLLER, "beeline_controller_leader");
+    check_with_promtool(&get(&fixture, CONTROLLER, "*/*").unwrap());
 }
 
 #[test]
@@ -66,11 +95,14 @@ fn metrics_and_status_count_the_same() {
 }
 
 #[test]
-fn promtool_finds_nothing_to_criticize() {
+fn promtool_reports_no_problem() {
     let _alone = fixture::run_alone();
     let fixture = with_services();
-    let text = metrics(&fixture, "*/*");
-    let (_, body) = text.split_once("\r\n\r\n").unwrap();
+    check_with_promtool(&get(&fixture, AGENT, "*/*").unwrap());
+}
+
+fn check_with_promtool(response: &str) {
+    let (_, body) = response.split_once("\r\n\r\n").unwrap();
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(Stdio::piped())

@@ -15,7 +15,7 @@ use beeline_model::plan::{BackendPlan, ServicePlan, SetPlan, SetPolicy};
 use beeline_model::planner::Delta;
 use beeline_model::policy::{Limit, PolicyKind, PolicyName};
 use beeline_model::row::*;
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::NoLocalEndpointAction;
 use beeline_model::table::Tables;
 use beeline_model::{Address, Audience, Family, PortName, Protocol, ServiceName, SetName, SetRole};
 use std::net::{IpAddr, SocketAddr};
@@ -51,7 +51,8 @@ impl RedirectFixture {
             .map(|n| network.pod(n).echo_service(TARGET_PORT).banner().start(&network.pod(n).namespace).unwrap())
             .collect();
         let cgroup = network.cgroup().path().to_owned();
-        let config = Config { pin_dir: pin_dir.clone(), cgroup, sizes, empty_local: EmptyLocal::Refuse };
+        let config =
+            Config { pin_dir: pin_dir.clone(), cgroup, sizes, no_local_endpoint_action: NoLocalEndpointAction::Refuse };
         let mut program = Program::open(config).unwrap();
         program.attach_hooks().unwrap();
         let kernel = program.kernel().unwrap();

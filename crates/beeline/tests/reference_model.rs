@@ -15,7 +15,7 @@ use beeline_model::op::MemoryMaps;
 use beeline_model::planner::Planner;
 use beeline_model::resolve::Dial;
 use beeline_model::row::Sizes;
-use beeline_model::rules::{EmptyLocal, ExternalIps, LocalPolicy, NodePortAddress, Rules};
+use beeline_model::rules::{ExternalIps, LocalTrafficPolicy, NoLocalEndpointAction, NodePortAddress, Rules};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Name, Protocol};
 use std::collections::BTreeSet;
@@ -148,14 +148,14 @@ impl<'a> ReferenceModel<'a> {
     }
 
     fn is_strict(&self, service: &Service) -> bool {
-        self.rules.local_policy == LocalPolicy::Strict
+        self.rules.local_traffic_policy == LocalTrafficPolicy::Strict
             && (service.internal == TrafficPolicy::Local || reference::is_external_local(service))
     }
 
     fn fail(&self, reason: Reason) -> DialResult {
-        match self.rules.empty_local {
-            EmptyLocal::Refuse => refused(reason),
-            EmptyLocal::Drop => untouched(reason),
+        match self.rules.no_local_endpoint_action {
+            NoLocalEndpointAction::Refuse => refused(reason),
+            NoLocalEndpointAction::Drop => untouched(reason),
         }
     }
 
@@ -300,7 +300,7 @@ fn compare_cluster(seed: u64, all: &[Dial], compared: &mut ComparisonCounts) {
 fn compare(seed: u64, cluster: &RandomCluster, memory: &MemoryMaps, dial: &Dial, compared: &mut ComparisonCounts) {
     let RandomCluster { objects, rules, .. } = cluster;
     let expected = ReferenceModel { objects, rules }.answer(dial);
-    let got = DialResult::of(&memory.rows, dial, rules.empty_local);
+    let got = DialResult::of(&memory.rows, dial, rules.no_local_endpoint_action);
     assert_eq!(got, expected, "product (left), reference model (right): {dial:?}, seed {seed}\n{rules:?}\n{objects:?}");
     compared.dials += 1;
     compared.resolved += u64::from(got.action == Action::Resolved);

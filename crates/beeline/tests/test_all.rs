@@ -1,5 +1,5 @@
-//! `scripts/test-all.sh` remembers which part passed on which tree. The script runs here in a repository of its own with a
-//! program in the place of make.
+//! `scripts/test-all.sh` stores which part passed on which tree. The script runs here in a repository of its own, with
+//! another program instead of make.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -27,7 +27,7 @@ impl Repository {
         self.directory.path().join("repository").join(name)
     }
 
-    /// Writes the program that stands in for make. It appends the name of the part to the file `calls`.
+    /// Writes the program that is run instead of make. It appends the name of the part to the file `calls`.
     fn set_make(&self, body: &str) -> PathBuf {
         let make = self.directory.path().join("make");
         let calls = self.directory.path().join("calls");

@@ -70,9 +70,11 @@ impl TwoClusters {
         self.fixture.refusals().into_iter().find(|(known, _)| known == reason).map(|(_, subject)| subject)
     }
 
-    /// The first refused dial that `monitor` prints.
-    fn first_refused_event(&self, dial: impl Fn()) -> Value {
-        let args = ["monitor", "-o", "json", "--count", "1", "--verdict", "refused"];
+    /// The first refused dial of a process in this cgroup that `monitor` prints. Events of other processes that dialled
+    /// earlier may still arrive.
+    fn first_refused_event(&self, cgroup: &Cgroup, dial: impl Fn()) -> Value {
+        let cgroup = cgroup.id().unwrap().to_string();
+        let args = ["monitor", "-o", "json", "--count", "1", "--verdict", "refused", "--cgroup", &cgroup];
         let running = self.fixture.command(&args).spawn().unwrap();
         wait_until("the monitor prints an event", || {
             dial();
@@ -88,7 +90,7 @@ fn a_pods_view_decides_its_cluster_and_all_commands_name_the_cluster() {
     let test = TwoClusters::new();
     let without_view = test.fixture.network.pod(1).client().unwrap();
     wait_until("a client without a view reaches home", || test.dial(&without_view) == "home");
-    let (_valid, in_green) = test.start_in_pod(UIDS[0]);
+    let (green_cgroups, in_green) = test.start_in_pod(UIDS[0]);
     wait_until("the view green is in effect", || test.dial(&in_green) == "green");
     let (_unknown, excluded) = test.start_in_pod(UIDS[1]);
     wait_until("an unknown view excludes the pod", || test.dial(&excluded).is_empty());
@@ -105,9 +107,10 @@ fn a_pods_view_decides_its_cluster_and_all_commands_name_the_cluster() {
     }
     let why = explain(closed, &[])["because"].to_string();
     assert!(why.contains("of test/home, which has 80/TCP, 80/UDP and no such port"), "{why}");
-    for (client, cluster) in [(&without_view, "home"), (&in_green, "green")] {
+    let (home_cgroup, green_cgroup) = (&test.fixture.network.pod(1).cgroup, green_cgroups.last().unwrap());
+    for (client, cgroup, cluster) in [(&without_view, home_cgroup, "home"), (&in_green, green_cgroup, "green")] {
         let dial = || drop(client.dial(&DialRequest::new(DialKind::Tcp, SocketAddr::new(test.web.ip(), closed))));
-        let event = test.first_refused_event(dial);
+        let event = test.first_refused_event(cgroup, dial);
         assert_eq!((&event["cluster"], &event["reason"]), (&json!(cluster), &json!("noPort")), "{event}");
     }
     let rows = test.fixture.json(&["services"]);

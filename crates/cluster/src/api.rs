@@ -27,6 +27,7 @@ use crate::wire::PolicyObject;
 pub use access::{Access, AccessError};
 use beeline_model::refusal::Refusal;
 pub use cluster_id::ClusterIdCheck;
+#[cfg(feature = "outside")]
 pub(crate) use cluster_id::ClusterIdError;
 use event::{RefusalEvent, post_events, resolve_plan_refusals};
 use failover::{FailoverClient, PendingClient};

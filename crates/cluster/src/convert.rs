@@ -158,7 +158,7 @@ impl<'a> RefusalCollector<'a> {
     fn refuse_name(&mut self) -> Unserved {
         self.refuse_all(
             RefusalReason::BadName,
-            "metadata.name and metadata.namespace must be DNS-1123 names: a-z, 0-9 and '-', at most 63",
+            "metadata.name and metadata.namespace must be DNS-1123 names: a-z, 0-9 and '-', at most 63 characters",
         )
     }
 
@@ -175,7 +175,7 @@ impl<'a> RefusalCollector<'a> {
     }
 }
 
-/// The cluster stays open, because the receiver of a source's refusals knows it.
+/// The cluster is `None`, because the receiver of a source's refusals knows it.
 pub(crate) fn object_ref(kind: ResourceKind, meta: &ObjectMeta) -> ObjectRef {
     ObjectRef {
         kind: kind.as_str(),

@@ -72,11 +72,11 @@ pub(crate) fn refuse_unallocated(object: &Service) -> Vec<Refusal> {
     let Some(spec) = &object.spec else { return Vec::new() };
     let kind = spec.type_.as_deref().unwrap_or_default();
     if kind != "ExternalName" && spec.cluster_ip.as_deref().unwrap_or_default().is_empty() {
-        let message = "spec.clusterIP: a folder cannot allocate one; write the address, or None";
+        let message = "spec.clusterIP: a manifest folder cannot allocate an address; write the address, or None";
         refusals.refuse(RefusalReason::NoClusterIp, message);
     }
     for port in spec.ports.iter().flatten().filter(|port| kind == "NodePort" && port.node_port.unwrap_or(0) == 0) {
-        let message = format!("port {}: a folder cannot allocate a nodePort; write the number", port.port);
+        let message = format!("port {}: a manifest folder cannot allocate a nodePort; write the number", port.port);
         refusals.refuse(RefusalReason::NoNodePort, message);
     }
     refusals.into_refusals()

@@ -5,7 +5,7 @@
 use std::io::{self, BufRead};
 
 /// The largest document in bytes. It protects the memory and exceeds the dump of any real cluster.
-const MAX_DOCUMENT: usize = 256 << 20;
+pub(crate) const MAX_DOCUMENT: usize = 256 << 20;
 
 pub(crate) struct Document {
     /// Counted from 1. Documents without content are not counted.

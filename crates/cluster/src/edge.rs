@@ -2,7 +2,8 @@
 //! the cloud while the link is up, and answers from a small database while it is down.
 //!
 //! The cache resembles an API server, but differs in these points:
-//! - With an empty database it answers 200 and an empty list without a resourceVersion. That is not a list.
+//! - With an empty database it answers 200 and an empty list without a resourceVersion. Such a response is an error
+//!   here, because it would delete all objects.
 //! - Its database lacks objects that were only listed and never watched, and a cloud that was just started loses the
 //!   first event of a watch. So a list from the database (recognized by its `selfLink`) can add objects but delete
 //!   none.

@@ -9,6 +9,7 @@ mod backoff;
 mod convert;
 mod defaults;
 mod document;
+#[cfg(feature = "outside")]
 mod edge;
 mod files;
 mod folder;
@@ -38,6 +39,7 @@ pub use convert::published::{
     MANAGED_BY, MANAGER, NODES as NODES_LABEL, POLICY as POLICY_LABEL, node_slice_object, policy_slice_object,
 };
 pub use convert::{Converted, Converter, ServiceFilter, Unserved};
+#[cfg(feature = "outside")]
 pub use edge::{DEFAULT_EDGE_CACHE_URL, EdgeCacheSource, EdgeIntervals, TrafficCounter};
 pub use files::FolderError;
 pub use folder::{ChangeBatch, FolderSource, parse_manifests};

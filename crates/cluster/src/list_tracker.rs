@@ -35,6 +35,7 @@ impl<K: Clone + Eq + Hash, V> ListTracker<K, V> {
         self.known.insert(key, value)
     }
 
+    #[cfg(feature = "outside")]
     pub(crate) fn get(&self, key: &K) -> Option<&V> {
         self.known.get(key)
     }

@@ -3,7 +3,7 @@
 
 use crate::convert::{Converted, Converter, Unserved, object_ref};
 use crate::defaults;
-use crate::document::{Document, DocumentReader};
+use crate::document::{Document, DocumentReader, MAX_DOCUMENT};
 use crate::kind::{self, ResourceKind};
 use crate::manifest_object::{Content, ManifestObject, Place, title};
 use crate::parser::{self, ItemSink, ParsedDocument};
@@ -69,7 +69,11 @@ impl ManifestReader<'_> {
     fn read_document(&mut self, document: &Document) {
         if document.is_too_large {
             let place = Place::document(document.number);
-            return self.refuse(Some(place), RefusalReason::TooLarge, "too large: split it".into());
+            return self.refuse(
+                Some(place),
+                RefusalReason::TooLarge,
+                format!("larger than {} MiB: split it", MAX_DOCUMENT >> 20),
+            );
         }
         self.collect(document.number, |sink| parser::parse_yaml(&document.text, document.line, sink));
     }
@@ -121,7 +125,11 @@ impl ManifestReader<'_> {
     /// Reads items without a kind, as an API server lists them: the kind of the list gives the kind of the items.
     fn read_untyped(&mut self, list: &ParsedDocument, items: Vec<(Place, Value)>, number: u32) {
         if !list.has_items {
-            self.refuse(Some(Place::document(number)), RefusalReason::NoItems, "a List without items".into());
+            self.refuse(
+                Some(Place::document(number)),
+                RefusalReason::NoItems,
+                "a List has no items: add the field `items`".into(),
+            );
         }
         let kind = list.text("kind").and_then(kind::item_kind).filter(|kind| !kind.is_empty());
         let api_version = list.text("apiVersion");

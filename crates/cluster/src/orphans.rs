@@ -30,7 +30,11 @@ impl OrphanIndex {
 
     pub(crate) fn refusals(&self) -> impl Iterator<Item = Refusal> {
         self.0.iter().map(|(owner, orphan)| {
-            let message = format!("there is no Service {}/{} in the folder", owner.namespace(), owner.name());
+            let message = format!(
+                "the manifest folder has no valid Service {}/{}: add or correct it",
+                owner.namespace(),
+                owner.name()
+            );
             Refusal::new(orphan.object_ref(), RefusalReason::NoService, message)
         })
     }

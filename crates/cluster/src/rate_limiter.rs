@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+/// More than the error of the arithmetic.
+const ROUNDING: Duration = Duration::from_micros(1);
+
 #[derive(Clone, Debug)]
 pub struct RateLimiter {
     /// Tokens per second.
@@ -48,6 +51,12 @@ impl RateLimiter {
         Duration::from_secs_f64((-self.tokens).max(0.0) / self.rate)
     }
 
+    /// How long it takes until `try_take` succeeds. Rounded up, so that it does succeed after that time.
+    pub fn until_token(&self, now: Instant) -> Duration {
+        let missing = 1.0 - self.tokens_at(now);
+        if missing <= 0.0 { Duration::ZERO } else { Duration::from_secs_f64(missing / self.rate) + ROUNDING }
+    }
+
     /// Whether no token has been used for so long that the bucket is full.
     pub fn is_full(&mut self, now: Instant) -> bool {
         self.refill(now);
@@ -56,9 +65,13 @@ impl RateLimiter {
 
     /// A `now` before the last update adds nothing.
     fn refill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.updated).as_secs_f64();
-        self.tokens = (self.tokens + self.rate * passed).min(self.burst);
+        self.tokens = self.tokens_at(now);
         self.updated = self.updated.max(now);
+    }
+
+    fn tokens_at(&self, now: Instant) -> f64 {
+        let passed = now.saturating_duration_since(self.updated).as_secs_f64();
+        (self.tokens + self.rate * passed).min(self.burst)
     }
 }
 
@@ -79,6 +92,17 @@ mod tests {
         assert_eq!([taken(SECOND / 8), taken(SECOND / 4), taken(SECOND / 4), taken(SECOND)], [0, 1, 0, 3]);
         assert_eq!(taken(1000 * SECOND), 8);
         assert_eq!(taken(SECOND), 0, "an earlier time adds nothing");
+    }
+
+    #[test]
+    fn a_token_can_be_taken_after_the_announced_time() {
+        let mut now = Instant::now();
+        let mut limiter = RateLimiter::new(7.0, 1.0, now);
+        assert_eq!(limiter.until_token(now), Duration::ZERO);
+        for _ in 0..1000 {
+            assert!(limiter.try_take(now) && !limiter.try_take(now));
+            now += limiter.until_token(now);
+        }
     }
 
     #[test]

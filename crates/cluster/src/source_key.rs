@@ -30,7 +30,7 @@ impl SourceKey {
         }
     }
 
-    /// The cluster stays open, because the receiver of a source's refusals knows it.
+    /// The cluster is `None`, because the receiver of a source's refusals knows it.
     pub(crate) fn object_ref(&self) -> ObjectRef {
         let (namespace, name) = match self {
             SourceKey::Object(key) => (key.namespace(), key.name()),

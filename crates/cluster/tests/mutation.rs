@@ -4,6 +4,7 @@
 mod support;
 
 use beeline_cluster::{Converter, FolderSource, ManifestFormat, ServiceFilter, Snapshot, parse_manifests};
+use beeline_harness::test_seed;
 use std::fs;
 use support::data;
 
@@ -96,7 +97,7 @@ fn objects(name: &str, bytes: &[u8]) -> Snapshot {
 
 #[test]
 fn a_mutation_affects_only_its_own_document() {
-    let mut random = fastrand::Rng::with_seed(20_261_116);
+    let mut random = fastrand::Rng::with_seed(test_seed(20_261_116));
     let folder = tempfile::tempdir().unwrap();
     let good = FolderSource::new(data(), "local", ServiceFilter::default()).load().unwrap();
     let (mut harmless, mut refused, mut other) = (0, 0, 0);
@@ -106,13 +107,13 @@ fn a_mutation_affects_only_its_own_document() {
         let units = units(name, &text);
         let broken = random.usize(0..units.len());
         let mutated = mutate(&mut random, &units[broken]);
-        let whole: Vec<u8> = units
+        let mutated_file: Vec<u8> = units
             .iter()
             .enumerate()
             .flat_map(|(i, unit)| if i == broken { &mutated } else { unit.as_bytes() }.to_vec())
             .collect();
         for file in FILES {
-            let bytes = if file == name { whole.clone() } else { fs::read(data().join(file)).unwrap() };
+            let bytes = if file == name { mutated_file.clone() } else { fs::read(data().join(file)).unwrap() };
             fs::write(folder.path().join(file), bytes).unwrap();
         }
         let snapshot = FolderSource::new(folder.path(), "local", ServiceFilter::default()).load().unwrap();

@@ -29,7 +29,7 @@ spec: {type: ExternalName, externalName: Example.Org.}
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: other, labels: {service.kubernetes.io/service-proxy-name: somebody}}
+metadata: {name: other, labels: {service.kubernetes.io/service-proxy-name: other-proxy}}
 spec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}
 ---
 apiVersion: v1

@@ -27,7 +27,7 @@ fn merge(target: &mut Value, patch: &Value) {
         match (value, target.as_object_mut()) {
             (Value::Null, Some(target)) => drop(target.remove(key)),
             (_, Some(target)) => merge(target.entry(key).or_insert(json!({})), value),
-            (_, None) => panic!("{key} of what is no object"),
+            (_, None) => panic!("{key} is not in an object"),
         }
     }
 }

@@ -162,11 +162,11 @@ fn source_ranges_apply_per_family() {
     let (ranges, ips, refused) = balanced("' 192.0.2.7/24 ', ''", "203.0.113.1 2001:db8::1");
     assert_eq!((ranges, ips.len(), refused), (vec!["192.0.2.0/24".to_owned()], 2, vec![]));
     let (ranges, _, _) = balanced("192.0.2.0/24, 0.0.0.0/0, '2001:db8::/32'", "203.0.113.1");
-    assert_eq!(ranges, ["2001:db8::/32"], "a /0 opens its family only");
+    assert_eq!(ranges, ["2001:db8::/32"], "a /0 allows all clients of its own family only");
 }
 
 #[test]
-fn a_malformed_source_range_closes_the_family() {
+fn with_a_malformed_source_range_the_family_is_not_served() {
     let (ranges, ips, refused) = balanced("10.0.0.0/33", "203.0.113.1");
     assert_eq!((ranges.len(), ips.len(), refused), (0, 0, vec!["badSourceRange", "badSourceRange"]));
     let (ranges, ips, refused) = balanced("nonsense, 192.0.2.0/24", "203.0.113.1 2001:db8::1");

@@ -4,6 +4,7 @@
 mod support;
 
 use beeline_cluster::{ChangeBatch, FolderSource, ServiceFilter, Snapshot};
+use beeline_harness::test_seed;
 use beeline_model::change::{Change, ObjectKey};
 use beeline_model::object::Object;
 use std::fs;
@@ -287,7 +288,7 @@ async fn an_update_of_a_mounted_config_map_is_read() {
 
 #[tokio::test]
 async fn the_batches_of_random_changes_add_up_to_a_fresh_load() {
-    let mut random = fastrand::Rng::with_seed(7);
+    let mut random = fastrand::Rng::with_seed(test_seed(7));
     let mut watched = WatchedFolder::new(&[]).await;
     for _ in 0..300 {
         let file = watched.path.join(format!("{}.yaml", random.u8(0..5)));

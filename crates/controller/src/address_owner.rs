@@ -9,14 +9,14 @@ use std::collections::{BTreeSet, HashMap};
 
 #[derive(Debug, Default)]
 pub struct AddressOwners {
-    virtual_ranges: Vec<IpNet>,
+    virtual_address_cidrs: Vec<IpNet>,
     owners: HashMap<Address, BTreeSet<ObjectKey>>,
     addresses: HashMap<ObjectKey, Vec<Address>>,
 }
 
 impl AddressOwners {
-    pub fn new(virtual_ranges: Vec<IpNet>) -> AddressOwners {
-        AddressOwners { virtual_ranges, ..AddressOwners::default() }
+    pub fn new(virtual_address_cidrs: Vec<IpNet>) -> AddressOwners {
+        AddressOwners { virtual_address_cidrs, ..AddressOwners::default() }
     }
 
     /// Returns the addresses whose owners may have changed.
@@ -32,7 +32,7 @@ impl AddressOwners {
         };
         // Other addresses of nodes and pods cannot be virtual addresses. Skipping them saves memory in a cluster with
         // 100,000 pods.
-        let is_virtual = |address: &Address| self.virtual_ranges.iter().any(|net| net.contains(&address.ip()));
+        let is_virtual = |address: &Address| self.virtual_address_cidrs.iter().any(|net| net.contains(&address.ip()));
         let is_service = matches!(change, Change::Upsert(Object::Service(_)));
         let addresses: Vec<Address> =
             addresses.into_iter().filter(|address| is_service || is_virtual(address)).collect();

@@ -55,7 +55,8 @@ pub enum RotationStep {
     Promote,
 }
 
-/// `validity` is that of the current certificate. `next_published_at` is when the CA of the next certificate was published.
+/// `validity` is that of the current certificate. `next_published_at` is when the CA of the next certificate was
+/// published.
 pub fn rotation_step(
     now: u64,
     validity: Option<(u64, u64)>,
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_next_published_at_two_thirds_of_its_lifetime_and_promoted_a_minute_later() {
+    fn the_next_certificate_is_prepared_at_two_thirds_of_the_lifetime_and_promoted_a_minute_later() {
         let day = Duration::from_secs(86_400);
         assert_eq!(rotation_step(0, None, None, day), RotationStep::Generate);
         assert_eq!(rotation_step(57_599, Some((0, 86_400)), None, day), RotationStep::Wait);

@@ -1,5 +1,5 @@
-//! The controller's knowledge of the cluster and the writes that follow from it: plain synchronous state behind one lock.
-//! The tasks of the controller feed it and ask it for the next write.
+//! The state of the cluster as the controller knows it, and the writes that follow from it: plain synchronous state
+//! behind one lock. The tasks of the controller apply changes to it and take the next write from it.
 
 mod slice_write;
 
@@ -48,7 +48,7 @@ impl SharedState {
 }
 
 pub struct ClusterState {
-    pub(crate) virtual_ranges: Vec<IpNet>,
+    pub(crate) virtual_address_cidrs: Vec<IpNet>,
     pub(crate) overlap: Overlap,
     pending: PendingChanges,
     /// Every object has been listed and applied once.
@@ -67,8 +67,8 @@ pub struct ClusterState {
     pub(crate) publisher: Publisher,
     pub(crate) nodes: NodePublisher,
     slices: PolicySlices,
-    /// Whether this replica writes. A replica that does not write keeps no queue, and enqueues everything when it becomes
-    /// the leader.
+    /// Whether this replica writes. A replica that does not write keeps no queue, and enqueues everything when it
+    /// becomes the leader.
     leading: bool,
     dirty_nodes: BTreeSet<Name>,
     pub(crate) dirty_statuses: BTreeSet<PolicyName>,
@@ -92,7 +92,7 @@ pub struct StateCounts {
 impl ClusterState {
     pub fn new(settings: &ControllerSettings) -> ClusterState {
         ClusterState {
-            virtual_ranges: settings.virtual_ranges.clone(),
+            virtual_address_cidrs: settings.virtual_address_cidrs.clone(),
             overlap: settings.overlap,
             pending: PendingChanges::default(),
             synced: false,
@@ -101,7 +101,7 @@ impl ClusterState {
             services: HashMap::new(),
             targets: TargetIndex::default(),
             port_owners: PortOwners::default(),
-            address_owners: AddressOwners::new(settings.virtual_ranges.clone()),
+            address_owners: AddressOwners::new(settings.virtual_address_cidrs.clone()),
             backend_addresses: BackendAddresses::default(),
             changed_targets: HashSet::new(),
             changed_ports: HashSet::new(),
@@ -122,8 +122,8 @@ impl ClusterState {
         slices.iter().for_each(|slice| self.nodes.adopt(slice));
     }
 
-    /// Adds changes to be applied by `advance`. Nothing may be written before the list is `complete`: with only a part of
-    /// the pods, published slices would be emptied. See [`PendingChanges::push`].
+    /// Adds changes to be applied by `advance`. Nothing may be written before the list is `complete`: with only a part
+    /// of the pods, published slices would be emptied. See [`PendingChanges::push`].
     pub fn push(&mut self, changes: Vec<Change>, listed: bool, complete: bool) {
         self.pending.push(changes, listed, complete);
     }

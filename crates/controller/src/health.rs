@@ -8,11 +8,11 @@ use crate::webhook::ServingCertificate;
 use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use beeline_metrics::MetricsFormat;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -28,6 +28,7 @@ pub struct HealthContext {
     pub certificate: Arc<ServingCertificate>,
     pub leader: watch::Receiver<bool>,
     pub stop: watch::Receiver<bool>,
+    pub commit: &'static str,
 }
 
 pub async fn bind(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
@@ -61,24 +62,24 @@ async fn ready(State(context): State<HealthContext>) -> Response {
     }
 }
 
-async fn metrics(State(context): State<HealthContext>) -> Response {
+async fn metrics(State(context): State<HealthContext>, headers: HeaderMap) -> Response {
     let counts = context.state.with(|state| state.counts());
-    let mut registry = Registry::default();
+    let mut registry = beeline_metrics::registry(context.commit);
     let mut gauge = |name: &str, help: &str, value: usize| {
         let gauge: Gauge = Gauge::default();
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         registry.register(name, help, gauge);
     };
-    gauge("beeline_controller_leader", "1 if this replica is the leader", usize::from(*context.leader.borrow()));
+    gauge(
+        "beeline_controller_leader",
+        "Whether this replica is the leader: 1 means yes, 0 no",
+        usize::from(*context.leader.borrow()),
+    );
     gauge("beeline_controller_policies", "Policies in the cluster", counts.policies);
     gauge("beeline_controller_slices", "EndpointSlices that should be published", counts.slices);
     gauge("beeline_controller_nodes", "Nodes in the cluster", counts.nodes);
     gauge("beeline_controller_unwritten_slices", "EndpointSlices that wait to be written", counts.unwritten_slices);
     gauge("beeline_controller_failing_slices", "EndpointSlices whose last write failed", counts.failing_slices);
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &registry) {
-        Ok(()) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-            .into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
+    let format = MetricsFormat::negotiate(&headers);
+    ([(header::CONTENT_TYPE, format.content_type())], format.render(&registry)).into_response()
 }

@@ -1,6 +1,7 @@
-//! Leader election among the replicas: the holder of a Lease writes. It is written by hand, because the kube client has no
-//! leader election, and one object with four cases is little. Whether another holder is gone is decided by this replica's
-//! own clock (the Lease has not changed for its whole duration), never by comparing the clocks of two hosts.
+//! Leader election among the replicas: the holder of a Lease writes. It is implemented here, because the kube client
+//! has no leader election, and a single Lease with four cases needs little code. Whether the Lease of another holder
+//! has expired is decided by this replica's own clock (the Lease has not changed for its whole duration), never by
+//! comparing the clocks of two hosts.
 
 use crate::settings::ControllerSettings;
 use jiff::Timestamp;
@@ -43,8 +44,10 @@ impl LeaderElection {
         loop {
             let leading = self.round().await;
             if leader.send_replace(leading) != leading {
-                let message = if leading { "became the leader" } else { "lost the leadership" };
-                tracing::info!(identity = self.identity, lease = self.name, "{message}");
+                match leading {
+                    true => tracing::info!(identity = self.identity, lease = self.name, "became the leader"),
+                    false => tracing::info!(identity = self.identity, lease = self.name, "lost the leadership"),
+                }
             }
             tokio::select! {
                 () = tokio::time::sleep(self.duration / 5) => {}
@@ -58,8 +61,8 @@ impl LeaderElection {
         std::future::pending().await
     }
 
-    /// Returns whether this replica leads. A replica that cannot renew stops leading at two thirds of the duration, well
-    /// before another replica may take the Lease.
+    /// Returns whether this replica leads. A replica that cannot renew stops leading at two thirds of the duration,
+    /// well before another replica may take the Lease.
     async fn round(&mut self) -> bool {
         match tokio::time::timeout(self.duration / 3, self.acquire()).await {
             Ok(Ok(true)) => self.renewed = Some(Instant::now()),

@@ -1,5 +1,5 @@
-//! Serves HTTP/1.1 with a limit for connections ([`crate::connection_limiter`]) and a time limit for everything that a peer
-//! does, so that slow or idle peers cannot block the listener.
+//! Serves HTTP/1.1 with a limit for connections ([`crate::connection_limiter`]) and a time limit for everything that a
+//! peer does, so that slow or idle peers cannot block the listener.
 
 use crate::connection_limiter::{ConnectionLimiter, ConnectionLimits, ConnectionSlot};
 use axum::extract::{DefaultBodyLimit, Request};
@@ -23,7 +23,8 @@ pub const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum age of a connection. A request in progress is still answered.
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(300);
-/// Largest request body. A policy has at most 1.5 MB (etcd's limit), an update holds two, and JSON in JSON may double that.
+/// Largest request body. A policy has at most 1.5 MB (etcd's limit), an update holds two, and JSON in JSON may double
+/// that.
 const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
 
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +33,8 @@ pub struct ListenerConfig {
     pub keep_alive: bool,
 }
 
-/// Accepts connections until the future is dropped. Connections that are open then continue in `connections`. `handshake`
-/// prepares a connection, for example with TLS; `None` means that it failed.
+/// Accepts connections until the future is dropped. Connections that are open then continue in `connections`.
+/// `handshake` prepares a connection, for example with TLS; `None` means that it failed.
 pub async fn serve<S, F>(
     listener: TcpListener,
     config: ListenerConfig,
@@ -72,7 +73,7 @@ pub async fn serve<S, F>(
 
 /// Applies the time limit of a request, and marks the connection as busy meanwhile.
 async fn limit_request_time(Extension(slot): Extension<Arc<ConnectionSlot>>, request: Request, next: Next) -> Response {
-    let timed_out = || (StatusCode::REQUEST_TIMEOUT, "the request took too long").into_response();
+    let timed_out = || (StatusCode::REQUEST_TIMEOUT, "the request exceeded its time limit").into_response();
     slot.set_busy(true);
     let response = tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await.unwrap_or_else(|_| timed_out());
     slot.set_busy(false);

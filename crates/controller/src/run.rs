@@ -52,7 +52,8 @@ pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
     let webhook = WebhookContext { admission: AdmissionHandler::new(client, state.clone()), tokens };
     tasks.spawn(webhook::serve(webhook_listener, certificate.clone(), webhook, stop.clone(), settings.drain));
     if let Some(listener) = health_listener {
-        tasks.spawn(health::serve(listener, HealthContext { state, certificate, leader, stop }));
+        let commit = settings.commit;
+        tasks.spawn(health::serve(listener, HealthContext { state, certificate, leader, stop, commit }));
     }
     let ended = tokio::select! {
         first = tasks.join_next() => first.map_or(Ok(()), |joined| joined.context("a task of the controller panicked")?),
@@ -123,7 +124,7 @@ fn push_batch(state: &mut ClusterState, batch: ChangeBatch) {
     if state.error != batch.error {
         match &batch.error {
             Some(error) => tracing::warn!(error, "cannot read the cluster, the last known state stays in effect"),
-            None => tracing::info!("reading the cluster again"),
+            None => tracing::info!("the cluster can be read again"),
         }
     }
     state.push(batch.changes, batch.synced, batch.complete && batch.error.is_none());
@@ -134,6 +135,6 @@ fn push_batch(state: &mut ClusterState, batch: ChangeBatch) {
 async fn adopt_node_slices(settings: &ControllerSettings, client: &kube::Client, state: &SharedState) {
     match list_node_slices(client, &settings.namespace).await {
         Ok(slices) => state.with(|state| state.adopt_nodes(&slices)),
-        Err(error) => tracing::warn!(%error, "cannot read the published node slices"),
+        Err(error) => tracing::warn!(%error, "cannot read the published node slices; nodes may move to other slices"),
     }
 }

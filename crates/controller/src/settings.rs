@@ -23,7 +23,7 @@ pub struct ControllerSettings {
     pub report_namespace: String,
     /// Identity of this replica in the Lease.
     pub identity: String,
-    pub virtual_ranges: Vec<IpNet>,
+    pub virtual_address_cidrs: Vec<IpNet>,
     pub overlap: Overlap,
     pub webhook_address: SocketAddr,
     /// DNS names and addresses in the webhook's certificate.
@@ -40,4 +40,6 @@ pub struct ControllerSettings {
     pub health_address: Option<SocketAddr>,
     /// How long the webhook keeps answering after the signal to terminate, until no requests are routed to it any more.
     pub drain: Duration,
+    /// The commit of the running binary, for the metric `beeline_build_info`.
+    pub commit: &'static str,
 }

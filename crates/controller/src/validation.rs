@@ -1,5 +1,5 @@
-//! Evaluates policies: whether a policy can be accepted, and which other policies conflict with it. The webhook checks new
-//! policies, the status reports on existing ones.
+//! Evaluates policies: whether a policy can be accepted, and which other policies conflict with it. The webhook checks
+//! new policies, the status reports on existing ones.
 
 use crate::cluster_state::ClusterState;
 use crate::policy_finding::{Evaluation, FindingReason, PolicyFinding};
@@ -115,7 +115,7 @@ impl ClusterState {
             );
             return Err(PolicyFinding::new(FindingReason::AddressTaken, message));
         }
-        virtual_address::check(&self.virtual_ranges, *address).map_err(|error| {
+        virtual_address::check(&self.virtual_address_cidrs, *address).map_err(|error| {
             let message = format!("virtual address {address}: {error}");
             PolicyFinding::new(FindingReason::AddressNotAllowed, message)
         })?;
@@ -144,7 +144,7 @@ impl ClusterState {
         if let Some(service) = self.address_owners.service(address) {
             return Some(format!("the ClusterIP of Service {service}"));
         }
-        let is_allowed = virtual_address::check(&self.virtual_ranges, address).is_ok();
+        let is_allowed = virtual_address::check(&self.virtual_address_cidrs, address).is_ok();
         let policy = self.targets.policies_at(&PolicyTarget::Address(address)).next().filter(|_| is_allowed)?;
         Some(format!("the virtual address of {}", title(policy)))
     }

@@ -1,6 +1,6 @@
-//! A queue of objects to write that is fair between namespaces: namespaces are served in turn. A failed write is retried
-//! after its own back-off and delays no other object. An object that was just written rests for a while, so that many
-//! changes become one write. Plain state; the caller passes the time.
+//! A queue of objects to write that is fair between namespaces: namespaces are served in turn. A failed write is
+//! retried after its own back-off and delays no other object. An object that was just written is not written again for
+//! a while, so that many changes become one write. Plain state; the caller passes the time.
 
 use beeline_model::Name;
 use beeline_model::object::SliceName;

@@ -1,6 +1,7 @@
 //! Settings of the BPF programs that change at run time: event level, heartbeat, the host's addresses, and rules for
 //! cgroups (exclusion from resolution, view).
 
+use crate::exchange::ExchangeCounter;
 use crate::mapped::{MappedArray, bytes_of, from_bytes};
 use crate::object::MapSet;
 use crate::{Context, Error, Result, abi, cgroup, wire};
@@ -58,18 +59,19 @@ impl fmt::Display for EventLevel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CgroupRule {
     /// Their dials are not resolved.
-    pub untouched: bool,
+    pub excluded: bool,
     /// Their view; 0 is the default view.
     pub view: u32,
 }
 
 impl CgroupRule {
-    pub const UNTOUCHED: CgroupRule = CgroupRule { untouched: true, view: 0 };
+    pub const EXCLUDED: CgroupRule = CgroupRule { excluded: true, view: 0 };
 }
 
 pub struct Control {
     row: MappedArray<abi::control>,
     cgroups: MapHandle,
+    exchange: ExchangeCounter,
 }
 
 /// Time of the monotonic clock in nanoseconds, as the programs read it.
@@ -80,7 +82,11 @@ pub fn monotonic() -> u64 {
 
 impl Control {
     pub fn new(maps: &MapSet) -> Result<Control> {
-        Ok(Control { row: maps.mapped("control")?, cgroups: maps.handle("cgroup")? })
+        Ok(Control {
+            row: maps.mapped("control")?,
+            cgroups: maps.handle("cgroup")?,
+            exchange: ExchangeCounter::new(maps)?,
+        })
     }
 
     /// Copies the settings of other tables.
@@ -127,14 +133,14 @@ impl Control {
     }
 
     /// Sets the time without a heartbeat after which dials are not resolved; `None` means never.
-    pub fn set_orphan_timeout(&self, after: Option<Duration>) {
+    pub fn set_agent_down_timeout(&self, after: Option<Duration>) {
         self.record_heartbeat();
         let nanos = after.map_or(0, |d| d.as_nanos() as u64);
-        self.row.store(0, offset_of!(abi::control, orphan), nanos);
+        self.row.store(0, offset_of!(abi::control, agent_down_timeout), nanos);
     }
 
-    pub fn orphan_timeout(&self) -> Option<Duration> {
-        let nanos: u64 = self.row.load(0, offset_of!(abi::control, orphan));
+    pub fn agent_down_timeout(&self) -> Option<Duration> {
+        let nanos: u64 = self.row.load(0, offset_of!(abi::control, agent_down_timeout));
         (nanos != 0).then(|| Duration::from_nanos(nanos))
     }
 
@@ -186,14 +192,33 @@ impl Control {
                 )));
             }
             levels |= 1 << level;
-            let flags = if rule.untouched { abi::cgroup_flag::CGROUP_UNTOUCHED.0 } else { 0 };
-            wanted.push((cgroup::id(path)?, abi::cgroup_rule { flags, view: rule.view }));
+            wanted.push((cgroup::id(path)?, *rule));
         }
         for (id, rule) in &wanted {
-            let result = self.cgroups.update(&id.to_ne_bytes(), bytes_of(rule), MapFlags::ANY);
-            result.context(|| "cannot write the cgroup table".into())?;
+            self.write_rule(*id, *rule)?;
         }
         Ok((wanted.into_iter().map(|(id, _)| id).collect(), levels))
+    }
+
+    /// Writes the rule of a cgroup, by its id, unless the row has it already. Returns whether it was written.
+    ///
+    /// An unneeded write is not harmless: concurrent dials may have to look the row up again, and the kernel recycles the
+    /// old element for another cgroup.
+    pub fn write_rule(&self, id: u64, rule: CgroupRule) -> Result<bool> {
+        let stored = self.cgroups.lookup(&id.to_ne_bytes(), MapFlags::ANY);
+        let stored = stored.context(|| "cannot read the cgroup table".into())?;
+        if stored.as_deref() == Some(bytes_of(&wire::cgroup_rule(id, rule))) {
+            return Ok(false);
+        }
+        self.replace_rule(id, rule)?;
+        Ok(true)
+    }
+
+    /// Writes the rule of a cgroup whether it changed or not.
+    pub fn replace_rule(&self, id: u64, rule: CgroupRule) -> Result<()> {
+        let row = wire::cgroup_rule(id, rule);
+        let write = || self.cgroups.update(&id.to_ne_bytes(), bytes_of(&row), MapFlags::ANY);
+        self.exchange.announce(write).context(|| "cannot write the cgroup table".into())
     }
 
     /// Adds levels below the root at which pod cgroups are. The level of a pod must be added before the pod becomes a
@@ -224,9 +249,7 @@ impl Control {
     pub fn rules(&self) -> HashMap<u64, CgroupRule> {
         let read = |key: Vec<u8>| {
             let value = self.cgroups.lookup(&key, MapFlags::ANY).ok()??;
-            let rule: abi::cgroup_rule = from_bytes(&value)?;
-            let untouched = rule.flags & abi::cgroup_flag::CGROUP_UNTOUCHED.0 != 0;
-            Some((from_bytes(&key)?, CgroupRule { untouched, view: rule.view }))
+            Some((from_bytes(&key)?, wire::read_cgroup_rule(&from_bytes(&value)?)))
         };
         self.cgroups.keys().filter_map(read).collect()
     }

@@ -44,9 +44,13 @@ pub const STATS: [(&str, abi::stat, &str); 10] = [
         abi::stat::STAT_BOUND_LOOPBACK,
         "dials not resolved because the socket is bound to a loopback address",
     ),
-    ("orphaned", abi::stat::STAT_ORPHANED, "dials not resolved because the agent's heartbeat is too old"),
+    (
+        "dials_agent_down",
+        abi::stat::STAT_AGENT_DOWN,
+        "dials not resolved because no agent has run for the time of --agent-down-action",
+    ),
     ("raced_out", abi::stat::STAT_RACED_OUT, "picks that raced with a change three times in a row"),
-    ("opted_out", abi::stat::STAT_OPTED_OUT, "dials of processes that are excluded from resolution"),
+    ("dials_excluded", abi::stat::STAT_EXCLUDED, "dials of processes that are excluded from resolution"),
     ("dials_no_port", abi::stat::STAT_NO_PORT, "dials refused because the ClusterIP has no such port"),
 ];
 

@@ -1,6 +1,7 @@
 //! Writes and reads the tables in the kernel. Ops become stores into mapped arrays and system calls on hash maps. A dump
 //! reads all rows, which is how an agent starts on pinned tables.
 
+use crate::exchange::ExchangeCounter;
 use crate::mapped::{MappedArray, bytes_of, from_bytes};
 use crate::object::MapSet;
 use crate::{Context, Error, Result, abi, wire};
@@ -11,7 +12,6 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use std::collections::HashSet;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{Ordering, fence};
 
 /// Rows per batch system call.
 const BATCH: usize = 8192;
@@ -24,6 +24,7 @@ pub struct KernelMaps {
     /// Written by the BPF programs. Only `Op::FillBucket` writes it here, to assign a policy number with a full bucket.
     level: MapHandle,
     bucket: MappedArray<u64>,
+    exchange: ExchangeCounter,
     filter: MappedArray<abi::filter>,
     set: MappedArray<abi::set>,
     slot: MappedArray<u32>,
@@ -62,6 +63,7 @@ impl KernelMaps {
             member: maps.handle("member")?,
             level: maps.handle("level")?,
             bucket: maps.mapped("bucket")?,
+            exchange: ExchangeCounter::new(maps)?,
             filter: maps.mapped("filter")?,
             set: maps.mapped("set")?,
             slot: maps.mapped("slot")?,
@@ -83,23 +85,9 @@ impl KernelMaps {
         self
     }
 
-    /// Replaces hash rows by running `write`. A concurrent lookup may miss a row that is being replaced, and is repeated if
-    /// the word `exchange` is odd or has changed. An agent that was killed during `write` left the word odd; the next call
-    /// corrects that.
-    fn exchange<T>(&self, write: impl FnOnce() -> T) -> T {
-        let at = offset_of!(abi::filter, exchange);
-        let odd = self.filter.load::<u64>(0, at) | 1;
-        self.filter.store(0, at, odd);
-        // The odd value must be visible before the rows change. A release store only orders earlier stores before it.
-        fence(Ordering::SeqCst);
-        let result = write();
-        self.filter.store(0, at, odd + 1);
-        result
-    }
-
     /// Makes `exchange` even in case an earlier agent was killed while it replaced rows.
     pub fn reset_exchange(self) -> KernelMaps {
-        self.exchange(|| ());
+        self.exchange.announce(|| ());
         self
     }
 
@@ -152,7 +140,7 @@ impl KernelMaps {
         match row {
             Some(row) => {
                 let value = wire::frontend(&key, row);
-                self.exchange(|| put(&self.frontend, "frontend", bytes_of(&key), bytes_of(&value)))
+                self.exchange.announce(|| put(&self.frontend, "frontend", bytes_of(&key), bytes_of(&value)))
             }
             None => delete(&self.frontend, bytes_of(&key)),
         }
@@ -163,7 +151,7 @@ impl KernelMaps {
         match row {
             Some(row) => {
                 let value = wire::node(&key, row);
-                self.exchange(|| put(&self.node, "node", bytes_of(&key), bytes_of(&value)))
+                self.exchange.announce(|| put(&self.node, "node", bytes_of(&key), bytes_of(&value)))
             }
             None => delete(&self.node, bytes_of(&key)),
         }
@@ -216,7 +204,7 @@ impl KernelMaps {
             }
         }
         let put = || self.frontend.update_batch(&keys, &values, ops.len() as u32, MapFlags::ANY, MapFlags::ANY);
-        self.exchange(put).map_err(|e| map_error("frontend", &e))
+        self.exchange.announce(put).map_err(|e| map_error("frontend", &e))
     }
 
     // ---- dump ----

@@ -26,7 +26,7 @@ type Rodata = resolver_skeleton::types::rodata;
 pub struct LoadConstants {
     pub shards: u32,
     pub epoch: u32,
-    pub empty_local_drops: bool,
+    pub no_local_endpoint_drops: bool,
     pub host_netns: u64,
 }
 
@@ -35,15 +35,15 @@ impl LoadConstants {
         let mut put = |at: usize, value: &[u8]| rodata[at..at + value.len()].copy_from_slice(value);
         put(offset_of!(Rodata, shards), &self.shards.to_ne_bytes());
         put(offset_of!(Rodata, epoch), &self.epoch.to_ne_bytes());
-        put(offset_of!(Rodata, empty_local_drops), &[u8::from(self.empty_local_drops)]);
+        put(offset_of!(Rodata, no_local_endpoint_drops), &[u8::from(self.no_local_endpoint_drops)]);
         put(offset_of!(Rodata, host_netns), &self.host_netns.to_ne_bytes());
     }
 }
 
 /// Tables that the agent writes. They are rebuilt when their layout or size changes.
-pub const TABLES: [&str; 15] = [
-    "filter", "frontend", "set", "slot", "backend", "node", "source", "bucket", "level", "member", "names", "counters",
-    "picks", "cgroup", "control",
+pub const TABLES: [&str; 16] = [
+    "filter", "frontend", "set", "slot", "backend", "node", "source", "bucket", "level", "member", "pod", "names",
+    "counters", "picks", "cgroup", "control",
 ];
 /// Maps that the kernel writes. They survive a rebuild of the tables.
 pub const RECORDS: [&str; 6] = ["affinity", "stats", "tcp_record", "udp_record", "overflow", "events"];
@@ -105,7 +105,7 @@ impl MapSet {
         Ok(())
     }
 
-    /// Removes a map from the set, and returns it, if it cannot be used as it is.
+    /// Removes a map that is unfit from the set, and returns it.
     pub fn remove_if(&mut self, name: &str, unfit: impl Fn(&MapHandle) -> bool) -> Option<MapHandle> {
         if self.0.get(name).is_some_and(unfit) { self.0.remove(name) } else { None }
     }

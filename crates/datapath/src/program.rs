@@ -12,11 +12,12 @@ use crate::event::EventReader;
 use crate::kernel::KernelMaps;
 use crate::object::{self, LoadConstants, MapSet, RECORDS, TABLES};
 use crate::pin::{PinDir, TableMeta};
+use crate::pod_address::PodAddressMap;
 use crate::test_resolver::TestResolver;
 use crate::{Context, Error, Result, cgroup, netns, wire};
 use beeline_model::op::{Maps, Op};
 use beeline_model::row::{Rows, Sizes};
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::NoLocalEndpointAction;
 use libbpf_rs::libbpf_sys;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
 use std::fs::File;
@@ -38,7 +39,7 @@ pub struct Config {
     pub pin_dir: PathBuf,
     pub cgroup: PathBuf,
     pub sizes: Sizes,
-    pub empty_local: EmptyLocal,
+    pub no_local_endpoint_action: NoLocalEndpointAction,
 }
 
 /// How this start uses the pinned tables.
@@ -104,7 +105,7 @@ impl Program {
         Ok(LoadConstants {
             shards: shards(),
             epoch: meta.epoch,
-            empty_local_drops: config.empty_local == EmptyLocal::Drop,
+            no_local_endpoint_drops: config.no_local_endpoint_action == NoLocalEndpointAction::Drop,
             host_netns: netns::own_cookie()?,
         })
     }
@@ -146,6 +147,7 @@ impl Program {
         copy_tables(&rows, &mut KernelMaps::new(&program.maps)?)?;
         CounterMaps::new(&program.maps)?.copy_from(&CounterMaps::new(&tables)?, &rows)?;
         Control::new(&program.maps)?.copy_from(&Control::new(&tables)?)?;
+        PodAddressMap::new(&program.maps)?.copy_from(&PodAddressMap::new(&tables)?)?;
         BucketLevels::new(&program.maps)?.copy_from(&BucketLevels::new(&tables)?, &rows)?;
         program.attach_hooks()?;
         Ok(program)
@@ -248,6 +250,10 @@ impl Program {
 
     pub fn control(&self) -> Result<Control> {
         Control::new(&self.maps)
+    }
+
+    pub fn pod_addresses(&self) -> Result<PodAddressMap> {
+        PodAddressMap::new(&self.maps)
     }
 
     pub fn counters(&self) -> Result<CounterMaps> {
@@ -358,12 +364,14 @@ fn count_files(path: &Path) -> usize {
     std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| count_files(&entry.path())).sum()
 }
 
-/// Redirects the messages of libbpf from stderr to the log.
+/// Writes the messages of libbpf to the log instead of stderr.
 pub fn redirect_libbpf_log() {
     fn print(level: libbpf_rs::PrintLevel, text: String) {
         match level {
-            libbpf_rs::PrintLevel::Debug => tracing::trace!(target: "libbpf", "{}", text.trim_end()),
-            _ => tracing::debug!(target: "libbpf", "{}", text.trim_end()),
+            libbpf_rs::PrintLevel::Debug => {
+                tracing::trace!(target: "libbpf", text = text.trim_end(), "message of libbpf")
+            }
+            _ => tracing::debug!(target: "libbpf", text = text.trim_end(), "message of libbpf"),
         }
     }
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Info, print)));

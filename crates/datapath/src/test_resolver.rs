@@ -8,6 +8,7 @@ use beeline_model::resolve::Dial;
 use beeline_model::row::{FrontendKind, SetId, Sizes};
 use beeline_model::{Address, Protocol};
 use libbpf_rs::{Object, ProgramInput};
+use std::ops::Range;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +33,15 @@ pub struct ResolveCounts {
     /// Resolved to a port of another service.
     pub wrong: u64,
     pub nanos: u64,
+}
+
+/// Results of lookups of cgroup rules.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RuleLookups {
+    pub found: u64,
+    pub missed: u64,
+    /// The rule of another cgroup was found.
+    pub wrong: u64,
 }
 
 pub struct TestResolver {
@@ -94,6 +104,16 @@ impl TestResolver {
     pub fn resolve_many_by_clock(&self, dial: &Dial, rounds: u32, expect: u16) -> Result<ResolveCounts> {
         let test = test_loop(dial, rounds, expect);
         self.run_loop(abi::test_loop { dial: abi::dial { now: 0, ..test.dial }, ..test })
+    }
+
+    /// Looks up the rule of a random one of these cgroups `rounds` times. The view of each rule must be the low half of its
+    /// cgroup's id. With `plain`, the lookup neither checks the tag nor is it repeated.
+    pub fn look_up_rules(&self, ids: Range<u64>, rounds: u32, plain: bool) -> Result<RuleLookups> {
+        let count = (ids.end - ids.start) as u32;
+        let test = abi::test_rules { first: ids.start, count, rounds, plain: u32::from(plain), ..Default::default() };
+        let out = self.run("look_up_rules", bytes_of(&test))?;
+        let t: abi::test_rules = from_bytes(&out).ok_or_else(short_response)?;
+        Ok(RuleLookups { found: t.found, missed: t.missed, wrong: t.wrong })
     }
 
     fn run_loop(&self, test: abi::test_loop) -> Result<ResolveCounts> {

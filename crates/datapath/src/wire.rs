@@ -1,6 +1,8 @@
 //! Converts rows of the model to the structs of abi.h and back. No other file depends on the layout of abi.h.
 
 use crate::abi;
+use crate::control::CgroupRule;
+use crate::pod_address::PodAddresses;
 use beeline_model::bucket::BucketLevel;
 use beeline_model::event::{Action, Reason};
 use beeline_model::policy::Limit;
@@ -92,7 +94,7 @@ pub fn read_kind(number: u8) -> Option<FrontendKind> {
 }
 
 pub fn frontend(key: &abi::frontend_key, row: &FrontendRow) -> abi::frontend {
-    abi::frontend { set: row.set, mark: tag_of(key) | kind_number(row.kind) }
+    abi::frontend { mark: tag_of(key) | kind_number(row.kind), set: row.set }
 }
 
 pub fn read_frontend(f: &abi::frontend) -> Option<FrontendRow> {
@@ -232,8 +234,12 @@ pub fn read_backend(b: &abi::backend) -> BackendRow {
 pub fn node(at: &abi::address, row: &NodeRow) -> abi::node {
     let own = if row.own { abi::node_flag::NODE_OWN.0 } else { 0 };
     let loopback = if row.loopback { abi::node_flag::NODE_LOOPBACK.0 } else { 0 };
-    let alone = if row.alone { abi::node_flag::NODE_ALONE.0 } else { 0 };
-    abi::node { cluster: row.cluster, flags: (own | loopback | alone) as u16, tag: (mix_address(at) >> 32) as u32 }
+    let exact_loopback = if row.exact_loopback { abi::node_flag::NODE_EXACT_LOOPBACK.0 } else { 0 };
+    abi::node {
+        tag: (mix_address(at) >> 32) as u32,
+        cluster: row.cluster,
+        flags: (own | loopback | exact_loopback) as u16,
+    }
 }
 
 pub fn read_node(n: &abi::node) -> NodeRow {
@@ -242,7 +248,7 @@ pub fn read_node(n: &abi::node) -> NodeRow {
         cluster: n.cluster,
         own: has(abi::node_flag::NODE_OWN),
         loopback: has(abi::node_flag::NODE_LOOPBACK),
-        alone: has(abi::node_flag::NODE_ALONE),
+        exact_loopback: has(abi::node_flag::NODE_EXACT_LOOPBACK),
     }
 }
 
@@ -310,6 +316,34 @@ pub fn read_name(n: &abi::name) -> Option<NameRow> {
     };
     let text = n.text.get(..usize::from(n.length)).filter(|t| !t.is_empty())?;
     Some(NameRow { kind, number: n.number, text: String::from_utf8(text.to_vec()).ok()? })
+}
+
+// ---- cgroup rules ----
+
+fn tag_of_cgroup(id: u64) -> u32 {
+    (mix(0, id) >> 32) as u32
+}
+
+pub fn cgroup_rule(id: u64, rule: CgroupRule) -> abi::cgroup_rule {
+    let view = if rule.excluded { abi::cgroup_view::CGROUP_EXCLUDED.0 } else { rule.view };
+    abi::cgroup_rule { tag: tag_of_cgroup(id), view }
+}
+
+pub fn read_cgroup_rule(rule: &abi::cgroup_rule) -> CgroupRule {
+    match rule.view == abi::cgroup_view::CGROUP_EXCLUDED.0 {
+        true => CgroupRule::EXCLUDED,
+        false => CgroupRule { excluded: false, view: rule.view },
+    }
+}
+
+// ---- pods ----
+
+pub fn pod(cgroup: u64, pod: &PodAddresses) -> abi::pod {
+    abi::pod {
+        tag: tag_of_cgroup(cgroup),
+        v4: pod.v4.map_or(0, |v4| address(v4).word[3]),
+        v6: pod.v6.map(address).unwrap_or_default(),
+    }
 }
 
 // ---- verdicts ----

@@ -52,7 +52,7 @@ fn frontend(number: u32, round: usize) -> (FrontendKey, FrontendRow) {
 }
 
 fn node(number: u32, round: usize) -> (Address, NodeRow) {
-    (address(number), NodeRow { cluster: 0, own: round.is_multiple_of(2), loopback: false, alone: false })
+    (address(number), NodeRow { cluster: 0, own: round.is_multiple_of(2), loopback: false, exact_loopback: false })
 }
 
 /// The rows that are replaced, and whether `exchange` announces the replacement.

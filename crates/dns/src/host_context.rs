@@ -25,14 +25,14 @@ pub struct HostContext {
     /// This host's own addresses. No remote cluster may claim them.
     pub own: Vec<Address>,
     /// The ranges of virtual addresses. A cloud's metadata address can be claimed only if it is listed here itself.
-    pub virtual_ranges: Vec<IpNet>,
+    pub virtual_address_cidrs: Vec<IpNet>,
 }
 
 impl Default for HostContext {
     fn default() -> HostContext {
         let order = ClusterOrder::new(HostRole::Node, &[], &Ranges::new(), &BTreeSet::new());
-        let (reach, own, virtual_ranges) = (Reach::default(), Vec::new(), default_ranges());
-        HostContext { order, reach, node: "".into(), own, virtual_ranges }
+        let (reach, own, virtual_address_cidrs) = (Reach::default(), Vec::new(), default_ranges());
+        HostContext { order, reach, node: "".into(), own, virtual_address_cidrs }
     }
 }
 
@@ -69,7 +69,7 @@ impl HostContext {
 
     /// Addresses that the tables never redirect for a remote cluster, because a dial reaches this host or its cloud.
     fn is_local_only(&self, address: Address) -> bool {
-        address.is_special() || self.own.contains(&address) || is_reserved(&self.virtual_ranges, address)
+        address.is_special() || self.own.contains(&address) || is_reserved(&self.virtual_address_cidrs, address)
     }
 
     fn candidate(&self, endpoint: &DnsEndpoint) -> Candidate {
@@ -90,8 +90,8 @@ impl HostContext {
     pub(crate) fn withheld(&self, first: Option<&Name>, name: &str, address: Address) -> Option<Withheld> {
         let context = self.order.get(name)?;
         if context.is_remote() && self.is_local_only(address) {
-            let reason = "an own address of this host, link-local or a cloud's metadata address";
-            return Some(Withheld::Reason(format!("{address} is {reason}: a remote cluster cannot have it")));
+            let reason = "an address of this host, link-local or a cloud's metadata address";
+            return Some(Withheld::Reason(format!("{address} is {reason}, which a remote cluster may not use")));
         }
         let view = first.map_or(Some(0), |first| self.order.view(first));
         let Some(rank) = context.view_ranks.iter().find(|rank| Some(rank.view) == view) else {

@@ -60,8 +60,8 @@ impl NameIndex {
     }
 
     /// Sets the ranges of virtual addresses.
-    pub fn set_virtual_ranges(&mut self, ranges: Vec<IpNet>) {
-        self.host.virtual_ranges = ranges;
+    pub fn set_virtual_address_cidrs(&mut self, ranges: Vec<IpNet>) {
+        self.host.virtual_address_cidrs = ranges;
         self.increment_serial();
     }
 

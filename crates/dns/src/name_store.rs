@@ -67,8 +67,8 @@ impl NameStore {
         self.write(|index| index.set_own(node, own));
     }
 
-    pub fn set_virtual_ranges(&self, ranges: &[IpNet]) {
-        self.write(|index| index.set_virtual_ranges(ranges.to_vec()));
+    pub fn set_virtual_address_cidrs(&self, ranges: &[IpNet]) {
+        self.write(|index| index.set_virtual_address_cidrs(ranges.to_vec()));
     }
 
     /// An unchanged order does not take the write lock.

@@ -34,7 +34,7 @@ struct Response {
     answers: Vec<Record>,
     authority: Vec<Record>,
     additional: Vec<Record>,
-    /// Extended DNS error (RFC 8914): its code, and a text for people.
+    /// Extended DNS error (RFC 8914): its code and its text.
     extended_error: Option<(u16, String)>,
 }
 
@@ -89,7 +89,7 @@ impl QueryHandler {
                 self.respond(&request, transport, QueryOutcome::Refused, refusal)
             }
             AnswerCode::OutOfZone => self.forward(request, transport, query, Response::default()),
-            // NXDOMAIN would be cached and believed. SERVFAIL makes the client retry.
+            // Clients would cache NXDOMAIN. SERVFAIL makes them retry.
             AnswerCode::NotReady => {
                 let failure = Response::new(ResponseCode::ServFail);
                 let failure = failure.with_error(wire::NOT_READY, answer.reason.unwrap_or_default());

@@ -23,14 +23,7 @@ fn ip(third: u8, last: u8) -> Address {
 
 /// The endpoints of one generation. They are applied together, so an answer has all or none of them.
 fn slice(generation: u8) -> Change {
-    let endpoint = |last: u8| Endpoint {
-        address: ip(generation, last),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        hints: None,
-    };
+    let endpoint = |last: u8| Endpoint::ready(ip(generation, last));
     Change::Upsert(Object::NamedSlice(Slice {
         name: SliceName { cluster: "local".into(), namespace: "x".into(), name: "s".into() },
         service: ServiceName::new("local", "x", "pets"),

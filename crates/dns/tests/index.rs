@@ -1,13 +1,13 @@
-//! The index against a naive one that lists every record: after any sequence of changes the answers are those of the
-//! current objects.
+//! The index, compared with a reference model that lists every record: after any sequence of changes the answers are
+//! those of the current objects.
 
 use beeline_dns::{Answer, AnswerCode, NameChange, NameIndex, Zone};
+use beeline_harness::test_seed;
 use beeline_model::change::{Change, ObjectKey};
 use beeline_model::cluster::order::{ClusterOrder, Ranges};
 use beeline_model::cluster::{ClusterRules, PodAccess};
 use beeline_model::object::{
     Endpoint, Hostnames, NamedService, Object, Published, Service, ServicePort, Slice, SliceName, SlicePort,
-    TrafficPolicy,
 };
 use beeline_model::reach::{PodGroup, Reach, Reachability};
 use beeline_model::rules::HostRole;
@@ -67,20 +67,7 @@ impl ObjectGenerator {
     }
 
     fn service(&mut self) -> Service {
-        Service {
-            name: self.service_name(),
-            created: 0,
-            cluster_ips: self.addresses(),
-            load_balancer_ips: [].into(),
-            external_ips: [].into(),
-            source_ranges: [].into(),
-            has_node_ports: false,
-            internal: TrafficPolicy::Cluster,
-            external: TrafficPolicy::Cluster,
-            affinity: None,
-            health_check_node_port: 0,
-            ports: self.ports(),
-        }
+        Service { cluster_ips: self.addresses(), ports: self.ports(), ..Service::named(self.service_name()) }
     }
 
     fn named(&mut self) -> NamedService {
@@ -182,7 +169,7 @@ impl Objects {
 type Records = BTreeMap<String, BTreeSet<(String, String)>>;
 
 /// Every record of a cluster below a domain, by the text of the DNS specification, and the names without records.
-fn naive_records(objects: &Objects, cluster: &str, domain: &str) -> Records {
+fn reference_records(objects: &Objects, cluster: &str, domain: &str) -> Records {
     let mut all = Records::new();
     let mut add = |name: String, kind: &str, data: String| {
         let at = all.entry(name).or_default();
@@ -288,9 +275,9 @@ fn query(index: &NameIndex, name: &str, kind: RecordType) -> Answer {
     index.answer(0, &Name::from_ascii(format!("{name}.")).unwrap(), kind)
 }
 
-/// Compares the answers to all names and types with the naive records.
+/// Compares the answers to all names and types with those of the reference model.
 fn compare(index: &NameIndex, objects: &Objects, cluster: &str, domain: &str) -> usize {
-    let written = naive_records(objects, cluster, domain);
+    let written = reference_records(objects, cluster, domain);
     let mut compared = 0;
     for name in candidates(domain) {
         let here = written.get(&name);
@@ -363,16 +350,9 @@ fn empty() -> NameIndex {
     index
 }
 
-/// The seed of the random test: `BEELINE_SEED`, or `0`. It is printed, so that a failure can be repeated.
-fn test_seed() -> u64 {
-    let seed = std::env::var("BEELINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
-    println!("BEELINE_SEED={seed}");
-    seed
-}
-
 #[test]
 fn answers_match_the_current_objects() {
-    let first_seed = test_seed();
+    let first_seed = test_seed(0);
     let mut compared = 0;
     for seed in (0..40).map(|n| first_seed.wrapping_add(n)) {
         let mut generator = ObjectGenerator { rng: Rng::with_seed(seed) };
@@ -399,14 +379,7 @@ fn answers_match_the_current_objects() {
 
 fn headless(name: &str, addresses: &[&str]) -> [Change; 2] {
     let owner = ServiceName::new("one", "x", name);
-    let endpoint = |text: &&str| Endpoint {
-        address: address(text),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        hints: None,
-    };
+    let endpoint = |text: &&str| Endpoint::ready(address(text));
     let published = Published::Headless { unready: false };
     let slice = Slice {
         name: SliceName { cluster: "one".into(), namespace: "x".into(), name: name.into() },

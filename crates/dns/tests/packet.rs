@@ -1,6 +1,7 @@
 //! Random and malicious packets to the query handler.
 
 use beeline_dns::check_packet;
+use beeline_harness::test_seed;
 use fastrand::Rng;
 use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::rdata::opt::EdnsOption;
@@ -52,16 +53,9 @@ fn corrupt(rng: &mut Rng, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The seed of the random test: `BEELINE_SEED`, or `1`. It is printed, so that a failure can be repeated.
-fn test_seed() -> u64 {
-    let seed = std::env::var("BEELINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    println!("BEELINE_SEED={seed}");
-    seed
-}
-
 #[test]
 fn any_input_gets_a_valid_response_or_none() {
-    let mut rng = Rng::with_seed(test_seed());
+    let mut rng = Rng::with_seed(test_seed(1));
     for _ in 0..60_000 {
         let mut bytes = random_query(&mut rng);
         check_packet(&bytes);

@@ -1,6 +1,6 @@
-//! The credential files of a joined host: a kubeconfig and, in the same directory, the token, which each renewal replaces.
-//! Every cluster has its own directory. The kubeconfig carries an extension of ours; tokens of other kubeconfigs are not
-//! renewed, because their owner manages them.
+//! The credential files of a joined host: a kubeconfig and, in the same directory, the token, which each renewal
+//! replaces. Every cluster has its own directory. `beeline join` adds an extension to the kubeconfig; tokens of other
+//! kubeconfigs are not renewed, because their owner manages them.
 
 use crate::join_code::JoinCode;
 use crate::token::{Token, TokenError};

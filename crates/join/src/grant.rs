@@ -31,7 +31,7 @@ pub enum GrantError {
     Token(#[from] TokenError),
     #[error("{0} must be at least 10m, the shortest lifetime that an API server issues")]
     LifetimeTooShort(&'static str),
-    #[error("{0} exists and was not made by `beeline grant`: choose another host name or another --namespace")]
+    #[error("{0} exists and was not created by `beeline grant`: choose another host name or another --namespace")]
     Foreign(String),
 }
 
@@ -73,7 +73,7 @@ pub async fn grant(
     })
 }
 
-/// Checks all objects before it changes any: objects of these names that `grant` did not make are left alone.
+/// Checks all objects before it changes any: objects of these names that `grant` did not create are not changed.
 async fn apply_objects(admin: &AdminClient, host: &HostName, namespace: &str) -> Result<(), GrantError> {
     let objects: Vec<HostObject> =
         host_object::host_objects(host, namespace).into_iter().chain([host_object::reader_role()]).collect();
@@ -131,7 +131,7 @@ fn about(what: &str) -> impl FnOnce(RequestError) -> GrantError {
     move |source| GrantError::Request { what, source }
 }
 
-/// Creates the namespace only if it is missing. An existing namespace gets no label of ours.
+/// Creates the namespace only if it is missing. An existing namespace is not labelled.
 async fn ensure_namespace(admin: &AdminClient, namespace: &str) -> Result<(), GrantError> {
     let path = format!("/api/v1/namespaces/{namespace}");
     match get(&admin.client, &path).await {

@@ -1,7 +1,7 @@
 //! The Kubernetes objects of a joined host: its ServiceAccount, its roles and its role bindings.
 //!
-//! Each host has its own account, so a single host can be revoked. All hosts share the ClusterRole for reading. The Role
-//! for token renewal belongs to one host and names its account.
+//! Each host has its own account, so a single host can be revoked. All hosts share the ClusterRole for reading. The
+//! Role for token renewal belongs to one host and names its account.
 
 use crate::host_name::HostName;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ pub(crate) struct HostObject {
     pub(crate) content: Value,
 }
 
-/// Whether `beeline grant` made the object. Only such objects may be changed or removed.
+/// Whether `beeline grant` created the object. Only such objects may be changed or removed.
 pub(crate) fn is_ours(object: &Value) -> bool {
     object["metadata"]["labels"][MANAGED_BY] == MANAGER
 }
@@ -39,7 +39,8 @@ fn reader_role_content() -> Value {
             rule("", &["services", "nodes"], &list_watch, &[]),
             rule("discovery.k8s.io", &["endpointslices"], &list_watch, &[]),
             rule("networking.k8s.io", &["servicecidrs"], &list_watch, &[]),
-            // LocalRedirectPolicies concern pods of the own node, which a host outside has not.
+            // LocalRedirectPolicies are not read: they select pods of the client's own node, and a host outside has no
+            // pods.
             rule("beeline.dev", &["balancingpolicies"], &list_watch, &[]),
             // The UID of this namespace identifies the cluster.
             rule("", &["namespaces"], &["get"], &["kube-system"]),

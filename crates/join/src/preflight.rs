@@ -1,5 +1,5 @@
-//! The checks of `beeline join` before it writes anything: the API server is reachable, is the cluster of the code, accepts
-//! the code's token, lets the host read what an agent reads, and issues the host's own token.
+//! The checks of `beeline join` before it writes anything: the API server is reachable, is the cluster of the code,
+//! accepts the code's token, lets the host read what an agent reads, and issues the host's own token.
 
 use crate::admin_client::cluster_uid;
 use crate::grant::{TokenRequestError, request_token};
@@ -32,13 +32,13 @@ pub enum PreflightError {
     )]
     Expired { expired: Timestamp, now: Timestamp, grant: String },
     #[error(
-        "no API server of the code is reachable: {0}: is there a route and an open port from this host? \
-         `beeline grant --api-server URL` puts other addresses into the code"
+        "no API server of the code is reachable: {0}: check the route and the firewall between this host and the API server, \
+         or run `beeline grant --api-server URL` to put other addresses into the code"
     )]
     Unreachable(String),
     #[error(
-        "the certificate of {server} does not match the CA in the code: {why}. Either something intercepts the connection, \
-         or the cluster's CA has changed since: run `beeline grant` again"
+        "the certificate of {server} does not match the CA in the code: {why}. Either the connection is intercepted, or the \
+         cluster's CA has changed since the code was created: run `beeline grant` again"
     )]
     Untrusted { server: String, why: String },
     #[error(

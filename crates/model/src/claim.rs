@@ -1,9 +1,9 @@
 //! Decides who owns a frontend (address, port and protocol) that several Services or policies claim. The order: the
 //! rank of the cluster in the key's view; then the kind, from ClusterIP over a policy's virtual address, load-balancer
 //! address and externalIP to NodePort; then the older object; then namespace and name. The losers are refused; their
-//! backends are never mixed in. A policy's virtual address comes before load-balancer addresses and externalIPs,
-//! because it lies in a range that an administrator allows (`virtual_ranges`): otherwise anyone who may create a
-//! Service could take it over.
+//! backends are never mixed in. A policy's virtual address takes precedence over load-balancer addresses and
+//! externalIPs, because it is in a range that an administrator allows (`virtual_address_cidrs`): otherwise anyone who may
+//! create a Service could take it over.
 //!
 //! An address belongs to one cluster on all its ports. If a later cluster could use another port of the same address, a
 //! client would reach different clusters by port. An address claim at the all-ports key records which clusters use the

@@ -166,7 +166,7 @@ struct Reconciler<'a, M> {
     sets_to_empty: Vec<(ServiceName, SetId)>,
     /// The next set of each policy set, from the delta.
     next_of: HashMap<&'a SetName, &'a SetName>,
-    /// Services for whose new frontends the table has no room.
+    /// Services whose new frontends do not fit into the table.
     over_capacity: BTreeSet<ServiceName>,
 }
 

@@ -5,7 +5,7 @@ use crate::address::Family;
 use crate::event::Action;
 use crate::resolve::verdict_if_empty;
 use crate::row::{FrontendKey, NodeRow, Rows};
-use crate::rules::EmptyLocal;
+use crate::rules::NoLocalEndpointAction;
 use std::net::IpAddr;
 
 /// Node addresses as text, by what a dial to the nodePort gets there. 127.0.0.0/8 means all IPv4 loopback addresses.
@@ -21,7 +21,11 @@ pub struct NodePortAddresses {
 
 impl NodePortAddresses {
     /// `None` if the key is not a wildcard row of the rows.
-    pub fn of(rows: &Rows, key: &FrontendKey, empty_local: EmptyLocal) -> Option<NodePortAddresses> {
+    pub fn of(
+        rows: &Rows,
+        key: &FrontendKey,
+        no_local_endpoint_action: NoLocalEndpointAction,
+    ) -> Option<NodePortAddresses> {
         let row = rows.frontends.get(key).filter(|_| key.is_node_port_row())?;
         let set = rows.sets.get(row.set)?;
         let mut found = NodePortAddresses::default();
@@ -30,7 +34,7 @@ impl NodePortAddresses {
             if address.family() != key.address.family() || rows.frontends.contains_key(&exact) {
                 continue;
             }
-            let list = match verdict_if_empty(set, empty_local).0 {
+            let list = match verdict_if_empty(set, no_local_endpoint_action).0 {
                 _ if node.own || !set.header.own_node => &mut found.served,
                 Action::Untouched => &mut found.untouched,
                 Action::Refused | Action::Resolved => &mut found.refused,
@@ -42,6 +46,6 @@ impl NodePortAddresses {
 }
 
 fn text(ip: IpAddr, node: &NodeRow) -> String {
-    let is_block = node.loopback && !node.alone && Family::of(ip) == Family::V4;
+    let is_block = node.loopback && !node.exact_loopback && Family::of(ip) == Family::V4;
     if is_block { "127.0.0.0/8".into() } else { ip.to_string() }
 }

@@ -1,5 +1,5 @@
-//! The cluster's objects in our types, with only the fields that decide something. Every source (an API server, an edge
-//! cache, a folder of manifests) produces the same types.
+//! The cluster's objects in types of this crate, with only the fields that decide something. Every source (an API
+//! server, an edge cache, a folder of manifests) produces the same types.
 
 use crate::address::{Address, Family};
 use crate::change::ObjectKey;
@@ -50,6 +50,24 @@ pub struct Service {
 }
 
 impl Service {
+    /// A Service with the given name, without addresses and ports, and default values for everything else.
+    pub fn named(name: ServiceName) -> Service {
+        Service {
+            name,
+            created: 0,
+            cluster_ips: [].into(),
+            load_balancer_ips: [].into(),
+            external_ips: [].into(),
+            source_ranges: [].into(),
+            has_node_ports: false,
+            internal: TrafficPolicy::Cluster,
+            external: TrafficPolicy::Cluster,
+            affinity: None,
+            health_check_node_port: 0,
+            ports: [].into(),
+        }
+    }
+
     pub fn cluster_ip(&self, family: Family) -> Option<Address> {
         self.cluster_ips.iter().copied().find(|a| a.family() == family)
     }
@@ -82,6 +100,13 @@ pub struct Endpoint {
     pub terminating: bool,
     pub node: Option<Name>,
     pub hints: Option<Box<Hints>>,
+}
+
+impl Endpoint {
+    /// An endpoint that is ready, without a node.
+    pub fn ready(address: Address) -> Endpoint {
+        Endpoint { address, ready: true, serving: true, terminating: false, node: None, hints: None }
+    }
 }
 
 /// The name of an EndpointSlice, which differs from the name of its Service.
@@ -218,7 +243,7 @@ pub struct Pod {
     pub addresses: Box<[Address]>,
     pub containers: Box<[Container]>,
     /// The pod's processes are excluded from service resolution.
-    pub untouched: bool,
+    pub excluded: bool,
     /// The view that the pod's annotation asks for.
     pub view: Option<Name>,
     pub labels: Labels,

@@ -21,7 +21,7 @@ use crate::policy::Limit;
 use crate::reach::Reach;
 use crate::refusal::{Refusal, RefusalReason};
 use crate::row::{FrontendKey, FrontendKind, MAX_SLOTS, Rule, WhenEmpty};
-use crate::rules::{ExternalIps, LocalPolicy, Rules};
+use crate::rules::{ExternalIps, LocalTrafficPolicy, Rules};
 use crate::select::{Candidate, NodeLocation, Selection, select};
 use crate::virtual_address::is_reserved;
 use ipnet::IpNet;
@@ -221,12 +221,12 @@ fn refuse_addresses(service: &Service, rules: &Rules, refusals: &mut Vec<Refusal
         refusals.push(Refusal { subject: (&service.name).into(), reason, message });
     };
     for address in service.external_ips.iter().filter(|a| !is_allowed(**a, rules)) {
-        let message = format!("externalIP {address} is outside what --external-ips allows: it is left alone");
+        let message = format!("externalIP {address} is not allowed by --external-ips and is not programmed");
         refuse(RefusalReason::ExternalIpNotAllowed, message);
     }
     let outer = service.load_balancer_ips.iter().chain(&service.external_ips);
-    for address in outer.filter(|a| is_reserved(&rules.virtual_ranges, **a)) {
-        let message = format!("{address} is a cloud's metadata address: it is left alone; use another one");
+    for address in outer.filter(|a| is_reserved(&rules.virtual_address_cidrs, **a)) {
+        let message = format!("{address} is a cloud's metadata address and is not programmed: use another address");
         refuse(RefusalReason::MetadataAddress, message);
     }
 }
@@ -254,7 +254,7 @@ impl PortPlan<'_> {
 
     /// `--local-traffic-policy=strict`: one Local policy applies to every address.
     fn strict_local(&self) -> bool {
-        self.context.rules.local_policy == LocalPolicy::Strict
+        self.context.rules.local_traffic_policy == LocalTrafficPolicy::Strict
             && (self.service.internal == TrafficPolicy::Local || self.service.external_local())
     }
 
@@ -301,7 +301,7 @@ impl PortPlan<'_> {
     /// The load-balancer addresses and the externalIPs that may be programmed.
     fn external_addresses(&self) -> [Vec<Address>; 2] {
         let rules = self.context.rules;
-        let is_free = |address: &Address| !is_reserved(&rules.virtual_ranges, *address);
+        let is_free = |address: &Address| !is_reserved(&rules.virtual_address_cidrs, *address);
         let mut found =
             [&self.service.load_balancer_ips, &self.service.external_ips].map(|listed| self.of_family(listed));
         found[0].retain(is_free);

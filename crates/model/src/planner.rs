@@ -399,18 +399,20 @@ impl Planner {
         let dialled = self.order.dialled(key);
         if winner.kind == FrontendKind::Virtual && loser.kind != FrontendKind::Virtual {
             let message = format!(
-                "{dialled} is the virtual address of {holder}, inside --virtual-address-cidrs, where policies go before: use \
-                 another address"
+                "{dialled} is the virtual address of {holder}, which takes precedence inside --virtual-address-cidrs: use another \
+                 address"
             );
             return Refusal { subject, reason: RefusalReason::VirtualRange, message };
         }
         if key.protocol.is_none() {
             let view = self.order.view_name(key.view).map_or_else(String::new, |view| format!(" in view {view}"));
             let (address, first) = (key.address, winner.service.cluster());
-            let message = format!("{address}{view} is cluster {first}'s, which comes before: {holder} has it there");
+            let message = format!(
+                "{address}{view} belongs to {holder} of cluster {first}, which takes precedence: use another address"
+            );
             return Refusal { subject, reason: RefusalReason::AddressConflict, message };
         }
-        let message = format!("{dialled} belongs to {holder}, whose claim goes before: change one of them");
+        let message = format!("{dialled} belongs to {holder}, whose claim takes precedence: change one of the two");
         Refusal { subject, reason: RefusalReason::AddressConflict, message }
     }
 }

@@ -68,7 +68,7 @@ pub struct Publisher {
     /// Slices of an earlier process, by policy and UID. Dropped after the first `take_changes`.
     adopted: HashMap<(PolicyName, Box<str>), Vec<Numbered>>,
     dirty: BTreeSet<PolicyName>,
-    gone: BTreeSet<SliceName>,
+    deleted: BTreeSet<SliceName>,
     /// The slices that were returned by `take_changes` and still exist.
     returned_slices: BTreeSet<SliceName>,
 }
@@ -86,7 +86,7 @@ impl Publisher {
             holders: HashMap::default(),
             adopted: HashMap::default(),
             dirty: BTreeSet::new(),
-            gone: BTreeSet::new(),
+            deleted: BTreeSet::new(),
             returned_slices: BTreeSet::new(),
         }
     }
@@ -118,7 +118,7 @@ impl Publisher {
     /// The changes since the last call: first the slices that are new or modified, then the deleted ones.
     pub fn take_changes(&mut self) -> Vec<Change> {
         self.adopted = HashMap::default();
-        let (mut changes, mut gone) = (Vec::new(), std::mem::take(&mut self.gone));
+        let (mut changes, mut deleted) = (Vec::new(), std::mem::take(&mut self.deleted));
         for name in std::mem::take(&mut self.dirty) {
             let Some(entry) = self.policies.get_mut(&name) else { continue };
             entry.earlier_slices = HashMap::default();
@@ -127,16 +127,17 @@ impl Publisher {
                 match entry.slice(number) {
                     // Without UIDs, a policy that was deleted and created again has slices of the same names.
                     Some(slice) => {
-                        gone.remove(&name);
+                        deleted.remove(&name);
                         self.returned_slices.insert(name);
                         changes.push(Change::Upsert(Object::PolicySlice(slice)));
                     }
-                    None => drop(gone.insert(name)),
+                    None => drop(deleted.insert(name)),
                 }
             }
         }
         changes.extend(
-            gone.into_iter()
+            deleted
+                .into_iter()
                 .filter(|name| self.returned_slices.remove(name))
                 .map(ObjectKey::PolicySlice)
                 .map(Change::Delete),
@@ -222,7 +223,7 @@ impl Publisher {
         if !keep {
             // Includes the slices that were removed since the last `take_changes`.
             let numbers: Vec<u32> = entry.slices.take_changed().into_iter().chain(entry.slices.numbers()).collect();
-            self.gone.extend(numbers.into_iter().map(|number| slice_name(&entry.policy, number)));
+            self.deleted.extend(numbers.into_iter().map(|number| slice_name(&entry.policy, number)));
             self.policies.remove(name);
             held.iter().for_each(|pod| self.release(name, pod));
         }
@@ -263,9 +264,9 @@ impl Publisher {
     }
 
     fn update_pod(&mut self, name: &PodName) {
-        let mut asked = self.holders.get(name).cloned().unwrap_or_default();
-        asked.extend(self.pods.get(name).map(|pod| self.scopes.of_pod(pod)).unwrap_or_default());
-        asked.iter().for_each(|policy| self.update(policy, name));
+        let mut affected = self.holders.get(name).cloned().unwrap_or_default();
+        affected.extend(self.pods.get(name).map(|pod| self.scopes.of_pod(pod)).unwrap_or_default());
+        affected.iter().for_each(|policy| self.update(policy, name));
     }
 
     fn apply_namespace(&mut self, namespace: &Namespace) {

@@ -20,6 +20,15 @@ impl Refusal {
     pub fn new(subject: impl Into<RefusalSubject>, reason: RefusalReason, message: impl Into<String>) -> Refusal {
         Refusal { subject: subject.into(), reason, message: message.into() }
     }
+
+    /// The Node of `--node-name` does not exist.
+    pub fn node_not_found(name: Name) -> Refusal {
+        let message = format!(
+            "there is no Node named {name}, so no endpoint counts as local and topology hints are not used: check --node-name"
+        );
+        let node = ObjectRef { kind: "Node", cluster: None, namespace: None, name };
+        Refusal::new(node, RefusalReason::NodeNotFound, message)
+    }
 }
 
 /// What a refusal is about.
@@ -52,7 +61,7 @@ pub struct ObjectRef {
     pub name: Name,
 }
 
-/// A place in a file of manifests.
+/// A position in a file of manifests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileRef {
     pub name: Name,
@@ -307,7 +316,7 @@ reasons! {
     Unreachable = "unreachable",
     /// The service range belongs to another cluster.
     RangeOwned = "rangeOwned",
-    /// The service ranges of a cluster that comes before are not known yet.
+    /// The service ranges of an earlier cluster are not known yet.
     RangeUnknown = "rangeUnknown",
     /// Two clusters use the same pod addresses.
     PodsShared = "podsShared",

@@ -9,7 +9,7 @@ use crate::event::{Action, Reason};
 use crate::name::Protocol;
 use crate::range;
 use crate::row::*;
-use crate::rules::EmptyLocal;
+use crate::rules::NoLocalEndpointAction;
 
 /// Maximum number of sets in a chain.
 pub const MAX_CHAIN: usize = 3;
@@ -69,14 +69,19 @@ impl Verdict {
 }
 
 /// Resolves a dial with all token buckets full.
-pub fn resolve(rows: &Rows, dial: &Dial, empty_local: EmptyLocal) -> Verdict {
-    resolve_with(rows, dial, empty_local, &mut TokenBuckets::default())
+pub fn resolve(rows: &Rows, dial: &Dial, no_local_endpoint_action: NoLocalEndpointAction) -> Verdict {
+    resolve_with(rows, dial, no_local_endpoint_action, &mut TokenBuckets::default())
 }
 
 /// Resolves a dial with the given token buckets, and takes a token from the bucket that applies.
-pub fn resolve_with(rows: &Rows, dial: &Dial, empty_local: EmptyLocal, buckets: &mut TokenBuckets) -> Verdict {
+pub fn resolve_with(
+    rows: &Rows,
+    dial: &Dial,
+    no_local_endpoint_action: NoLocalEndpointAction,
+    buckets: &mut TokenBuckets,
+) -> Verdict {
     match find(rows, dial) {
-        Some(found) => decide(rows, dial, found, empty_local, buckets),
+        Some(found) => decide(rows, dial, found, no_local_endpoint_action, buckets),
         None => Verdict::untouched(Reason::None),
     }
 }
@@ -103,7 +108,7 @@ fn find(rows: &Rows, dial: &Dial) -> Option<FrontendMatch> {
     let node_port = || {
         let at = node_address(address);
         let node = rows.nodes.get(&at).filter(|n| bits.node_port && (!n.loopback || dial.host))?;
-        if node.alone && at != address {
+        if node.exact_loopback && at != address {
             return None;
         }
         let any = Address::any(address.family());
@@ -120,10 +125,10 @@ fn node_address(address: Address) -> Address {
     }
 }
 
-fn fail(empty_local: EmptyLocal, reason: Reason) -> (Action, Reason) {
-    match empty_local {
-        EmptyLocal::Refuse => (Action::Refused, reason),
-        EmptyLocal::Drop => (Action::Untouched, reason),
+fn fail(no_local_endpoint_action: NoLocalEndpointAction, reason: Reason) -> (Action, Reason) {
+    match no_local_endpoint_action {
+        NoLocalEndpointAction::Refuse => (Action::Refused, reason),
+        NoLocalEndpointAction::Drop => (Action::Untouched, reason),
     }
 }
 
@@ -131,7 +136,7 @@ fn decide(
     rows: &Rows,
     dial: &Dial,
     found: FrontendMatch,
-    empty_local: EmptyLocal,
+    no_local_endpoint_action: NoLocalEndpointAction,
     buckets: &mut TokenBuckets,
 ) -> Verdict {
     let mut verdict = Verdict::untouched(Reason::None);
@@ -151,7 +156,7 @@ fn decide(
     for _ in 0..MAX_CHAIN {
         let Some(set) = rows.sets.get(id) else { return verdict };
         verdict.path.push(id);
-        if let Some(outcome) = check_access(rows, dial, set, foreign, empty_local) {
+        if let Some(outcome) = check_access(rows, dial, set, foreign, no_local_endpoint_action) {
             (verdict.action, verdict.reason) = outcome;
             return verdict;
         }
@@ -164,7 +169,7 @@ fn decide(
             (verdict.action, verdict.reason) = match (selected, limited) {
                 (true, _) => (Action::Refused, Reason::SelfDial),
                 (_, true) => (Action::Refused, Reason::Limited),
-                _ => verdict_if_empty(set, empty_local),
+                _ => verdict_if_empty(set, no_local_endpoint_action),
             };
             return verdict;
         }
@@ -226,10 +231,10 @@ fn is_selected(rows: &Rows, dial: &Dial, policy: PolicyId) -> bool {
     dial.cgroups.iter().any(|cgroup| rows.selected.contains(&(policy, *cgroup)))
 }
 
-pub(crate) fn verdict_if_empty(set: &SetRow, empty_local: EmptyLocal) -> (Action, Reason) {
+pub(crate) fn verdict_if_empty(set: &SetRow, no_local_endpoint_action: NoLocalEndpointAction) -> (Action, Reason) {
     match set.header.when_empty {
         WhenEmpty::Refuse => (Action::Refused, Reason::NoEndpoint),
-        WhenEmpty::Fail => fail(empty_local, Reason::NoLocal),
+        WhenEmpty::Fail => fail(no_local_endpoint_action, Reason::NoLocal),
     }
 }
 
@@ -239,17 +244,17 @@ fn check_access(
     dial: &Dial,
     set: &SetRow,
     foreign: bool,
-    empty_local: EmptyLocal,
+    no_local_endpoint_action: NoLocalEndpointAction,
 ) -> Option<(Action, Reason)> {
     if set.header.own_node && foreign {
-        return Some(verdict_if_empty(set, empty_local));
+        return Some(verdict_if_empty(set, no_local_endpoint_action));
     }
     if !set.header.restricted {
         return None;
     }
     let Some(source) = dial.source else { return Some((Action::Untouched, Reason::SourceUnknown)) };
     let allowed = rows.sources.iter().any(|(owner, net)| *owner == set.owner && net.contains(&source.ip()));
-    (!allowed).then(|| fail(empty_local, Reason::SourceDenied))
+    (!allowed).then(|| fail(no_local_endpoint_action, Reason::SourceDenied))
 }
 
 fn live_members(rows: &Rows, set: &SetRow) -> Vec<BackendId> {

@@ -1,5 +1,6 @@
-//! The rows of the kernel tables, in our types. `Rows` is what a dump of the kernel returns, what `MemoryMaps` holds
-//! and what `Tables` mirrors. crates/datapath/src/wire.rs converts rows to the bytes of the BPF maps.
+//! The rows of the kernel tables, in types of this crate. `Rows` is what a dump of the kernel returns, what
+//! `MemoryMaps` holds and what `Tables` mirrors. crates/datapath/src/wire.rs converts rows to the bytes of the BPF
+//! maps.
 
 use crate::address::{Address, Family};
 use crate::hash::HashMap;
@@ -219,7 +220,7 @@ pub struct NodeRow {
     /// The row applies only to clients in the host's network namespace.
     pub loopback: bool,
     /// The row applies to 127.0.0.1 only. Otherwise the row of 127.0.0.1 applies to all of 127.0.0.0/8.
-    pub alone: bool,
+    pub exact_loopback: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use ipnet::{IpNet, Ipv4Net};
 use std::net::Ipv4Addr;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum LocalPolicy {
+pub enum LocalTrafficPolicy {
     /// internalTrafficPolicy applies to the ClusterIP, externalTrafficPolicy to all other addresses.
     #[default]
     Kubernetes,
@@ -20,7 +20,7 @@ pub enum LocalPolicy {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum EmptyLocal {
+pub enum NoLocalEndpointAction {
     #[default]
     Refuse,
     /// The dial is left unchanged, so the packet is lost, as with kube-proxy.
@@ -63,15 +63,15 @@ pub struct Rules {
     /// stands for `LOCAL_CLUSTER` alone.
     pub clusters: Vec<ClusterRules>,
     pub node_name: Name,
-    pub local_policy: LocalPolicy,
-    pub empty_local: EmptyLocal,
+    pub local_traffic_policy: LocalTrafficPolicy,
+    pub no_local_endpoint_action: NoLocalEndpointAction,
     pub external_ips: ExternalIps,
     pub node_port_addresses: Vec<NodePortAddress>,
     /// The addresses of this host's interfaces, without loopback. The first of a family is the primary address if there
     /// is no Node object.
     pub own_addresses: Vec<Address>,
     /// The ranges in which policies may use virtual addresses.
-    pub virtual_ranges: Vec<IpNet>,
+    pub virtual_address_cidrs: Vec<IpNet>,
 }
 
 impl Rules {
@@ -80,12 +80,12 @@ impl Rules {
             host_role: HostRole::default(),
             clusters: Vec::new(),
             node_name: name.into(),
-            local_policy: LocalPolicy::default(),
-            empty_local: EmptyLocal::default(),
+            local_traffic_policy: LocalTrafficPolicy::default(),
+            no_local_endpoint_action: NoLocalEndpointAction::default(),
             external_ips: ExternalIps::default(),
             node_port_addresses: vec![NodePortAddress::Primary],
             own_addresses: Vec::new(),
-            virtual_ranges: virtual_address::default_ranges(),
+            virtual_address_cidrs: virtual_address::default_ranges(),
         }
     }
 

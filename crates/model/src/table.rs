@@ -142,6 +142,11 @@ impl Tables {
         self.backends.contains_key(&(owner, address, port))
     }
 
+    /// Whether a load-balancer address accepts only certain source addresses.
+    pub fn has_source_ranges(&self) -> bool {
+        !self.rows.sources.is_empty()
+    }
+
     /// Whether a dump equals the mirror. Unused slots are ignored.
     pub fn matches(&self, dump: &Rows) -> bool {
         let Rows { frontends, sets, slots: _, backends, nodes, sources, .. } = &self.rows;

@@ -35,11 +35,11 @@ pub fn is_metadata(address: Address) -> bool {
 /// Why an address must not be a virtual address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VirtualAddressError {
-    #[error("no single host can have this address")]
+    #[error("it is an unspecified, loopback or multicast address")]
     Special,
-    #[error("it lies outside the allowed ranges {} (--virtual-address-cidrs)", list(allowed))]
+    #[error("it is outside the allowed ranges {} (--virtual-address-cidrs)", list(allowed))]
     Outside { allowed: Vec<IpNet> },
-    #[error("it is a cloud's metadata address, which --virtual-address-cidrs must list by itself")]
+    #[error("it is a cloud's metadata address, which is allowed only if --virtual-address-cidrs lists it explicitly")]
     Metadata,
 }
 
@@ -94,7 +94,11 @@ mod tests {
         let all = parse(&["0.0.0.0/0", "::/0"]);
         let clouds = ["168.63.129.16", "fd00:ec2::254", "169.254.169.254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"];
         for metadata in clouds.into_iter().chain(["100.100.100.200", "169.254.0.3", "169.254.0.4"]) {
-            assert_eq!(verdict(&all, metadata), Err(VirtualAddressError::Metadata), "{metadata} in all there is");
+            assert_eq!(
+                verdict(&all, metadata),
+                Err(VirtualAddressError::Metadata),
+                "{metadata} with all addresses allowed"
+            );
         }
         let listed = parse(&["169.254.0.0/16", "169.254.169.254/32"]);
         assert_eq!(verdict(&listed, "169.254.169.254"), Ok(()));
@@ -105,7 +109,7 @@ mod tests {
     fn the_message_for_an_address_outside_names_the_ranges() {
         let message = verdict(&default_ranges(), "10.0.0.1").unwrap_err().to_string();
         let ranges = "169.254.0.0/16, fd00:bee::/48";
-        assert_eq!(message, format!("it lies outside the allowed ranges {ranges} (--virtual-address-cidrs)"));
+        assert_eq!(message, format!("it is outside the allowed ranges {ranges} (--virtual-address-cidrs)"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use beeline_model::op::MemoryMaps;
 use beeline_model::planner::Planner;
 use beeline_model::resolve::{Dial, Verdict, resolve};
 use beeline_model::row::{BackendId, Sizes};
-use beeline_model::rules::{EmptyLocal, Rules};
+use beeline_model::rules::{NoLocalEndpointAction, Rules};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Protocol, ServiceName};
 
@@ -18,24 +18,18 @@ fn address(text: &str) -> Address {
 
 fn service(internal: TrafficPolicy) -> Change {
     Change::Upsert(Object::Service(Service {
-        name: ServiceName::local("default", "web"),
-        created: 0,
         cluster_ips: [address("10.96.0.1")].into(),
-        load_balancer_ips: [].into(),
         external_ips: [address("192.0.2.7")].into(),
-        source_ranges: [].into(),
-        has_node_ports: false,
         internal,
-        external: TrafficPolicy::Cluster,
         affinity: Some(10_800),
-        health_check_node_port: 0,
         ports: [ServicePort { name: "".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 }].into(),
+        ..Service::named(ServiceName::local("default", "web"))
     }))
 }
 
 fn endpoint(text: &str) -> Endpoint {
     let (address, node) = (address(text), Some("n1".into()));
-    Endpoint { address, ready: true, serving: true, terminating: false, node, hints: None }
+    Endpoint { node, ..Endpoint::ready(address) }
 }
 
 struct Client {
@@ -87,7 +81,7 @@ impl Client {
 
     fn dial(&self, to: &str) -> Verdict {
         let dial = Dial { prefer: Some(self.recorded), ..Dial::to(address(to), 80, Protocol::Tcp) };
-        resolve(&self.memory.rows, &dial, EmptyLocal::Refuse)
+        resolve(&self.memory.rows, &dial, NoLocalEndpointAction::Refuse)
     }
 
     fn keeps(&self) -> bool {

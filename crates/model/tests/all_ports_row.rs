@@ -4,7 +4,7 @@
 use beeline_model::change::Change;
 use beeline_model::cluster::ClusterRules;
 use beeline_model::diff::{SyncScope, reconcile};
-use beeline_model::object::{Object, Service, ServicePort, TrafficPolicy};
+use beeline_model::object::{Object, Service, ServicePort};
 use beeline_model::op::{Maps, MemoryMaps};
 use beeline_model::planner::Planner;
 use beeline_model::row::{FrontendKey, Sizes};
@@ -34,23 +34,14 @@ fn rules() -> Rules {
 
 fn service(cluster: &str, at: &str, protocol: Protocol) -> Change {
     Change::Upsert(Object::Service(Service {
-        name: ServiceName::new(cluster, "default", "web"),
-        created: 0,
         cluster_ips: [address(at)].into(),
-        load_balancer_ips: [].into(),
-        external_ips: [].into(),
-        source_ranges: [].into(),
-        has_node_ports: false,
-        internal: TrafficPolicy::Cluster,
-        external: TrafficPolicy::Cluster,
-        affinity: None,
-        health_check_node_port: 0,
         ports: [ServicePort { name: "main".into(), protocol, port: 80, node_port: 0 }].into(),
+        ..Service::named(ServiceName::new(cluster, "default", "web"))
     }))
 }
 
 /// No object of cluster a is received yet, and b's Service, which has only an SCTP port, was deleted. Its address must
-/// not be refused for ever.
+/// not stay refused.
 #[test]
 fn an_all_ports_row_without_other_rows_is_deleted_with_its_service() {
     let (mut tables, mut memory) = (Tables::new(sizes()), MemoryMaps::new(sizes()));

@@ -16,13 +16,13 @@ use beeline_model::op::{Maps, MemoryMaps, Op};
 use beeline_model::planner::{Delta, Planner};
 use beeline_model::resolve::{Dial, resolve};
 use beeline_model::row::{Rows, Sizes};
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::NoLocalEndpointAction;
 use beeline_model::table::Tables;
 use random_clusters::RandomClusters;
 use reference_model::{ReferenceModel, Weights};
 use support::dial_result::DialResult;
 use support::objects::address;
-use support::observed_maps::ObservedMaps;
+use support::observed_maps::failing_with_odd_seeds;
 use support::seed::seeds;
 
 fn sizes() -> Sizes {
@@ -71,7 +71,7 @@ impl TestAgent {
             let delta = if round % 2 == 1 { Delta::default() } else { self.planner.take_delta() };
             let observe = |rows: &Rows, op: &Op| {
                 for (dial, old, new) in watched {
-                    let now = OwnedResult::of(rows, dial, random.rules.empty_local);
+                    let now = OwnedResult::of(rows, dial, random.rules.no_local_endpoint_action);
                     assert!(
                         now.is_between(old, new, dial),
                         "{dial:?}\nold {old:?}\nnew {new:?}\nnow {now:?}\nafter {op:?}, seed {seed}\n{random:?}"
@@ -79,9 +79,7 @@ impl TestAgent {
                     checked += 1;
                 }
             };
-            let mut coin = fastrand::Rng::with_seed(seed + round);
-            let fails = move || seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
-            let mut maps = ObservedMaps { inner: &mut self.memory, observe: Box::new(observe), fails: Box::new(fails) };
+            let mut maps = failing_with_odd_seeds(&mut self.memory, Box::new(observe), seed, round);
             let outcome = reconcile(&mut self.tables, &mut maps, &delta, false);
             drop(maps);
             self.planner.retry(&outcome);
@@ -102,7 +100,7 @@ impl TestAgent {
 
 /// The number of slots of each backend in the set that decides.
 fn slots(rows: &Rows, dial: &Dial, random: &RandomClusters) -> Weights {
-    let verdict = resolve(rows, dial, random.rules.empty_local);
+    let verdict = resolve(rows, dial, random.rules.no_local_endpoint_action);
     let mut slots = Weights::new();
     if let Some(set) = verdict.path.last().and_then(|id| rows.sets.get(*id)) {
         let members = rows.members(set).iter().map(|id| rows.backends[*id]);
@@ -136,10 +134,10 @@ fn compare(agent: &TestAgent, before: &Rows, dials: &[Dial], compared: &mut Comp
         for dial in dials {
             let dial = Dial { view, ..dial.clone() };
             let (mut expected, mut weights) = reference.resolve(&dial);
-            let got = DialResult::of(&memory.rows, &dial, random.rules.empty_local);
+            let got = DialResult::of(&memory.rows, &dial, random.rules.no_local_endpoint_action);
             if got != expected && reference.waits() {
                 compared.kept += 1;
-                if got == DialResult::of(before, &dial, random.rules.empty_local) {
+                if got == DialResult::of(before, &dial, random.rules.no_local_endpoint_action) {
                     continue;
                 }
                 (expected, weights) =
@@ -192,15 +190,15 @@ fn every_dial_agrees_with_the_reference_model() {
 struct OwnedResult(DialResult, Option<String>);
 
 impl OwnedResult {
-    fn of(rows: &Rows, dial: &Dial, empty_local: EmptyLocal) -> OwnedResult {
-        let verdict = resolve(rows, dial, empty_local);
+    fn of(rows: &Rows, dial: &Dial, no_local_endpoint_action: NoLocalEndpointAction) -> OwnedResult {
+        let verdict = resolve(rows, dial, no_local_endpoint_action);
         let set = verdict.path.last().and_then(|id| rows.sets.get(*id));
         let owner = set.map(|set| rows.names[set.owner].text.clone());
-        OwnedResult(DialResult::of(rows, dial, empty_local), owner)
+        OwnedResult(DialResult::of(rows, dial, no_local_endpoint_action), owner)
     }
 
     /// More is allowed than by `DialResult::is_between`: a node that moves to another cluster may belong to no cluster
-    /// for a moment, an address that was or will be left alone may already or still be resolved, and so may an address
+    /// for a moment, an address that was or will be untouched may already or still be resolved, and so may an address
     /// that moves to a Service that loses its last backend, or from one that gets its first. But the owner is always
     /// the old or the new one.
     fn is_between(&self, old: &OwnedResult, new: &OwnedResult, dial: &Dial) -> bool {
@@ -235,12 +233,12 @@ fn between_two_writes_a_dial_gets_the_old_or_the_new_result() {
             agent.random.step(&mut agent.planner);
             // A view that is removed has nothing to compare with.
             let views: Vec<_> = agent.views().into_iter().filter(|view| before.contains(view)).collect();
-            let empty_local = agent.random.rules.empty_local;
+            let no_local_endpoint_action = agent.random.rules.no_local_endpoint_action;
             let fresh = programmed(&agent.random, &agent.tables);
             let mut watched: Vec<(Dial, OwnedResult, OwnedResult)> = Vec::new();
             for (view, _) in views {
                 for dial in all.iter().map(|dial| Dial { view, ..dial.clone() }) {
-                    let [old, new] = [&old, &fresh].map(|rows| OwnedResult::of(rows, &dial, empty_local));
+                    let [old, new] = [&old, &fresh].map(|rows| OwnedResult::of(rows, &dial, no_local_endpoint_action));
                     if old != new {
                         watched.push((dial, old, new));
                     }
@@ -285,7 +283,7 @@ fn after_a_restart_clusters_may_be_received_in_any_order() {
                 let all = all.iter().filter(|dial| dial.address != address(random_clusters::NODE_AND_BALANCER));
                 for dial in all.map(|dial| Dial { view, ..dial.clone() }) {
                     let [was, is] = [&old, &agent.memory.rows]
-                        .map(|rows| OwnedResult::of(rows, &dial, agent.random.rules.empty_local));
+                        .map(|rows| OwnedResult::of(rows, &dial, agent.random.rules.no_local_endpoint_action));
                     assert_eq!(
                         was, is,
                         "seed {seed}, of {names:?} received {received:?}: {dial:?}\n{:?}",
@@ -323,21 +321,21 @@ fn a_cluster_that_was_not_received_keeps_its_rows() {
         assert!(reconcile(&mut agent.tables, &mut agent.memory, &planner.take_full_delta(), scope).is_clean());
         agent.tables.audit(sizes()).unwrap();
         let of_pending_cluster = |rows: &Rows, dial: &Dial| {
-            let verdict = resolve(rows, dial, agent.random.rules.empty_local);
+            let verdict = resolve(rows, dial, agent.random.rules.no_local_endpoint_action);
             let set = verdict.path.last().and_then(|id| rows.sets.get(*id)).map(|set| set.owner);
             set.is_some_and(|owner| rows.names[owner].text.starts_with(&format!("{}/", pending_cluster.name)))
         };
         // An earlier cluster may take over addresses that it claims.
         let first = format!("{}/", clusters[0].name);
         let taken = |dial: &Dial| {
-            let verdict = resolve(&agent.memory.rows, dial, agent.random.rules.empty_local);
+            let verdict = resolve(&agent.memory.rows, dial, agent.random.rules.no_local_endpoint_action);
             let set = verdict.path.last().and_then(|id| agent.memory.rows.sets.get(*id));
             set.is_some_and(|set| agent.memory.rows.names[set.owner].text.starts_with(&first))
         };
         let kept_by = |dial: &&Dial| dial.port < 30_000 && of_pending_cluster(&old, dial) && !taken(dial);
         for dial in all.iter().filter(kept_by) {
-            let [was, is] =
-                [&old, &agent.memory.rows].map(|rows| DialResult::of(rows, dial, agent.random.rules.empty_local));
+            let [was, is] = [&old, &agent.memory.rows]
+                .map(|rows| DialResult::of(rows, dial, agent.random.rules.no_local_endpoint_action));
             assert_eq!(was, is, "{dial:?}");
             kept += 1;
         }

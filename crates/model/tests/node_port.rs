@@ -8,7 +8,7 @@ use beeline_model::object::*;
 use beeline_model::op::{Maps, MemoryMaps};
 use beeline_model::planner::Planner;
 use beeline_model::row::{FrontendKey, Sizes};
-use beeline_model::rules::{EmptyLocal, NodePortAddress, Rules};
+use beeline_model::rules::{NoLocalEndpointAction, NodePortAddress, Rules};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Name, Protocol, ServiceName};
 use std::collections::BTreeSet;
@@ -19,18 +19,11 @@ fn address(text: &str) -> Address {
 
 fn service(external: TrafficPolicy) -> Object {
     Object::Service(Service {
-        name: ServiceName::local("default", "web"),
-        created: 0,
         cluster_ips: [address("10.96.0.1")].into(),
-        load_balancer_ips: [].into(),
-        external_ips: [].into(),
-        source_ranges: [].into(),
         has_node_ports: true,
-        internal: TrafficPolicy::Cluster,
         external,
-        affinity: None,
-        health_check_node_port: 0,
         ports: [ServicePort { name: "".into(), protocol: Protocol::Tcp, port: 80, node_port: 30080 }].into(),
+        ..Service::named(ServiceName::local("default", "web"))
     })
 }
 
@@ -40,14 +33,7 @@ fn node(name: &str, at: &str) -> Object {
 
 /// Endpoints on n1, which is this node, and on n2, but not on n3.
 fn slice() -> Object {
-    let endpoint = |(at, node): (&str, &str)| Endpoint {
-        address: address(at),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: Some(node.into()),
-        hints: None,
-    };
+    let endpoint = |(at, node): (&str, &str)| Endpoint { node: Some(node.into()), ..Endpoint::ready(address(at)) };
     Object::Slice(Slice {
         name: SliceName { cluster: "local".into(), namespace: "default".into(), name: "web-1".into() },
         service: ServiceName::local("default", "web"),
@@ -58,22 +44,25 @@ fn slice() -> Object {
     })
 }
 
-fn node_port_addresses(external: TrafficPolicy, empty_local: EmptyLocal) -> NodePortAddresses {
+fn node_port_addresses(external: TrafficPolicy, no_local_endpoint_action: NoLocalEndpointAction) -> NodePortAddresses {
     let node_port_addresses = vec![NodePortAddress::Primary, NodePortAddress::Localhost];
-    let mut planner = Planner::new(Rules { empty_local, node_port_addresses, ..Rules::for_node("n1") });
+    let mut planner = Planner::new(Rules { no_local_endpoint_action, node_port_addresses, ..Rules::for_node("n1") });
     let nodes = [node("n1", "172.18.0.1"), node("n2", "172.18.0.2"), node("n3", "172.18.0.3")];
     nodes.into_iter().chain([service(external), slice()]).for_each(|object| _ = planner.apply(Change::Upsert(object)));
     let sizes = Sizes::for_services(8);
     let (mut tables, mut memory) = (Tables::new(sizes), MemoryMaps::new(sizes));
     assert!(reconcile(&mut tables, &mut memory, &planner.take_full_delta(), true).is_clean());
     let wildcard = FrontendKey::new(Address::any(Family::V4), 30080, Protocol::Tcp);
-    assert_eq!(NodePortAddresses::of(&memory.rows, &FrontendKey { port: 80, ..wildcard }, empty_local), None);
-    NodePortAddresses::of(&memory.rows, &wildcard, empty_local).expect("a wildcard row")
+    assert_eq!(
+        NodePortAddresses::of(&memory.rows, &FrontendKey { port: 80, ..wildcard }, no_local_endpoint_action),
+        None
+    );
+    NodePortAddresses::of(&memory.rows, &wildcard, no_local_endpoint_action).expect("a wildcard row")
 }
 
 #[test]
 fn under_policy_cluster_every_node_address_is_served() {
-    let found = node_port_addresses(TrafficPolicy::Cluster, EmptyLocal::Refuse);
+    let found = node_port_addresses(TrafficPolicy::Cluster, NoLocalEndpointAction::Refuse);
     assert_eq!(found.served, ["127.0.0.0/8", "172.18.0.1", "172.18.0.2", "172.18.0.3"]);
     assert!(found.refused.is_empty() && found.untouched.is_empty(), "{found:?}");
 }
@@ -81,12 +70,12 @@ fn under_policy_cluster_every_node_address_is_served() {
 /// n2 has a row of its own, so the wildcard row does not apply to it.
 #[test]
 fn under_policy_local_a_node_without_endpoints_refuses() {
-    let found = node_port_addresses(TrafficPolicy::Local, EmptyLocal::Refuse);
+    let found = node_port_addresses(TrafficPolicy::Local, NoLocalEndpointAction::Refuse);
     assert_eq!(
         (found.served, found.refused),
         (vec!["127.0.0.0/8".into(), "172.18.0.1".into()], vec!["172.18.0.3".into()])
     );
-    let found = node_port_addresses(TrafficPolicy::Local, EmptyLocal::Drop);
+    let found = node_port_addresses(TrafficPolicy::Local, NoLocalEndpointAction::Drop);
     assert_eq!((found.refused, found.untouched), (vec![], vec!["172.18.0.3".to_owned()]));
 }
 

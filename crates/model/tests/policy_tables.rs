@@ -14,13 +14,13 @@ use beeline_model::planner::Delta;
 use beeline_model::policy::{Limit, PolicyKind, PolicyName};
 use beeline_model::resolve::Dial;
 use beeline_model::row::*;
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::NoLocalEndpointAction;
 use beeline_model::table::Tables;
 use beeline_model::{Address, Audience, Family, PortName, Protocol, ServiceName, SetName, SetRole};
 use std::collections::{BTreeMap, BTreeSet};
 use support::dial_result::DialResult;
 use support::objects::address;
-use support::observed_maps::ObservedMaps;
+use support::observed_maps::{ObservedMaps, failing_with_odd_seeds};
 use support::seed::seeds;
 
 const PODS: u8 = 6;
@@ -63,7 +63,7 @@ struct Levels {
     service: Option<BTreeSet<u8>>,
     balancing: Option<BTreeSet<u8>>,
     redirect: Option<Redirect>,
-    alone: Option<Redirect>,
+    at_virtual: Option<Redirect>,
 }
 
 impl Levels {
@@ -87,7 +87,7 @@ impl Levels {
             1 => self.service = Some(pods(rng)),
             2 => self.balancing = (rng.u8(..3) != 0).then(|| pods(rng)),
             3..6 => flip(&mut self.redirect, rng),
-            _ => flip(&mut self.alone, rng),
+            _ => flip(&mut self.at_virtual, rng),
         }
     }
 
@@ -109,8 +109,8 @@ impl Levels {
     fn plan(&self) -> Plan {
         let mut plan = Plan::default();
         plan.add(SERVED, FrontendKind::ClusterIp, &self.levels());
-        if let Some(redirect) = &self.alone {
-            let name = policy(PolicyKind::LocalRedirect, "alone");
+        if let Some(redirect) = &self.at_virtual {
+            let name = policy(PolicyKind::LocalRedirect, "virtual");
             plan.add(VIRTUAL, FrontendKind::Virtual, &[(name, Rule::Redirect, &redirect.ready, Some(redirect))]);
         }
         plan
@@ -206,7 +206,7 @@ fn dials() -> Vec<Dial> {
 }
 
 fn result(rows: &Rows, dial: &Dial) -> DialResult {
-    DialResult::of(rows, dial, EmptyLocal::Refuse)
+    DialResult::of(rows, dial, NoLocalEndpointAction::Refuse)
 }
 
 /// Holds between any two writes, whatever failed: no pod is redirected to itself, and every set with a limit has a
@@ -254,8 +254,7 @@ impl TestAgent {
         let delta = self.next_delta(full);
         let mut coin = fastrand::Rng::with_seed(self.rng.u64(..));
         let mut memory = std::mem::replace(&mut self.memory, MemoryMaps::new(sizes()));
-        let observed =
-            ObservedMaps { inner: &mut memory, observe: Box::new(check_invariants), fails: Box::new(|| false) };
+        let observed = ObservedMaps { inner: &mut memory, observe: Box::new(check_invariants) };
         let mut maps = FaultyMaps::new(observed, move |_| one_in > 0 && coin.u32(..one_in) == 0);
         let outcome = reconcile(&mut self.tables, &mut maps, &delta, full);
         drop(maps);
@@ -361,9 +360,7 @@ fn between_two_writes_a_dial_gets_the_old_or_the_new_result() {
                         checked += 1;
                     }
                 };
-                let mut coin = fastrand::Rng::with_seed(seed + round);
-                let fails = move || seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
-                let mut maps = ObservedMaps { inner: &mut memory, observe: Box::new(observe), fails: Box::new(fails) };
+                let mut maps = failing_with_odd_seeds(&mut memory, Box::new(observe), seed, round);
                 let outcome = reconcile(&mut agent.tables, &mut maps, &delta, false);
                 drop(maps);
                 agent.memory = memory;
@@ -381,7 +378,7 @@ fn between_two_writes_a_dial_gets_the_old_or_the_new_result() {
     println!("{checked} dials between writes");
 }
 
-/// A policy that is deleted and created retried gets another id, or the same id with a full bucket.
+/// A policy that is deleted and created again gets another id, or the same id with a full bucket.
 #[test]
 fn a_policy_keeps_its_id_while_it_exists() {
     let mut agent = TestAgent::new(1);
@@ -407,8 +404,7 @@ fn a_policy_keeps_its_id_while_it_exists() {
     let delta = agent.next_delta(false);
     let mut filled = Vec::new();
     let observe = |_: &Rows, op: &Op| filled.extend(if let Op::FillBucket(id) = op { Some(*id) } else { None });
-    let fails = Box::new(|| false);
-    let mut maps = ObservedMaps { inner: &mut agent.memory, observe: Box::new(observe), fails };
+    let mut maps = ObservedMaps { inner: &mut agent.memory, observe: Box::new(observe) };
     assert!(reconcile(&mut agent.tables, &mut maps, &delta, false).is_clean());
     drop(maps);
     assert_eq!(filled, [policy_id(&agent)]);

@@ -70,7 +70,7 @@ fn pod(namespace: &str, name: &str, ip: &str, pairs: &[(&str, &str)]) -> Pod {
         node: Some("node-1".into()),
         addresses: [address(ip)].into(),
         containers: [].into(),
-        untouched: false,
+        excluded: false,
         view: None,
         labels: labels(pairs),
         ready: true,
@@ -164,14 +164,7 @@ impl ReferenceModel {
                 }
                 for family in Family::BOTH {
                     let Some(address) = pod.addresses.iter().find(|a| a.family() == family) else { continue };
-                    let endpoint = Endpoint {
-                        address: *address,
-                        ready: true,
-                        serving: true,
-                        terminating: false,
-                        node: pod.node.clone(),
-                        hints: None,
-                    };
+                    let endpoint = Endpoint { node: pod.node.clone(), ..Endpoint::ready(*address) };
                     all.push((format!("{} {} {:?}", policy.name, policy.uid, policy.shape()), endpoint, ports.clone()));
                 }
             }

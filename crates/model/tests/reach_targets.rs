@@ -38,14 +38,7 @@ fn slice_name() -> SliceName {
 }
 
 fn slice(mode: RedirectMode, pods: &[&str]) -> Change {
-    let endpoint = |text: &&str| Endpoint {
-        address: address(text),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: Some("n3".into()),
-        hints: None,
-    };
+    let endpoint = |text: &&str| Endpoint { node: Some("n3".into()), ..Endpoint::ready(address(text)) };
     let port = SlicePort { name: "".into(), protocol: Protocol::Tcp, port: 9090 };
     Change::Upsert(Object::PolicySlice(PolicySlice {
         name: slice_name(),

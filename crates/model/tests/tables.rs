@@ -13,7 +13,7 @@ use beeline_model::resolve::Dial;
 use beeline_model::row::{Rows, Sizes};
 use beeline_model::table::Tables;
 use support::dial_result::DialResult;
-use support::observed_maps::ObservedMaps;
+use support::observed_maps::failing_with_odd_seeds;
 use support::random_cluster::{Objects, RandomCluster, dials};
 use support::seed::seeds;
 
@@ -100,9 +100,11 @@ impl TestAgent {
     fn compare(&self, dials: &[Dial]) {
         let fresh = programmed(&self.cluster.objects, &self.cluster);
         for dial in dials {
-            let empty_local = self.cluster.rules.empty_local;
-            let (got, wanted) =
-                (DialResult::of(&self.memory.rows, dial, empty_local), DialResult::of(&fresh, dial, empty_local));
+            let no_local_endpoint_action = self.cluster.rules.no_local_endpoint_action;
+            let (got, wanted) = (
+                DialResult::of(&self.memory.rows, dial, no_local_endpoint_action),
+                DialResult::of(&fresh, dial, no_local_endpoint_action),
+            );
             assert_eq!(got, wanted, "{dial:?}\n{:#?}", self.cluster.objects);
         }
     }
@@ -215,9 +217,11 @@ fn between_two_writes_a_dial_gets_the_old_or_the_new_result() {
 
 /// Reconciles until the step is done, with failures on odd seeds, and checks the dials after every write.
 fn watch_step(agent: &mut TestAgent, dials: &[Dial], old: &Rows, seed: u64) -> usize {
-    let empty_local = agent.cluster.rules.empty_local;
+    let no_local_endpoint_action = agent.cluster.rules.no_local_endpoint_action;
     let new = programmed(&agent.cluster.objects, &agent.cluster);
-    let both = |dial: &Dial| (DialResult::of(old, dial, empty_local), DialResult::of(&new, dial, empty_local));
+    let both = |dial: &Dial| {
+        (DialResult::of(old, dial, no_local_endpoint_action), DialResult::of(&new, dial, no_local_endpoint_action))
+    };
     let mut watched: Vec<(&Dial, (DialResult, DialResult))> = dials.iter().map(|dial| (dial, both(dial))).collect();
     watched.retain(|(_, (old, new))| old != new || agent.cluster.rng.u8(..20) == 0);
     let mut checked = 0;
@@ -227,7 +231,7 @@ fn watch_step(agent: &mut TestAgent, dials: &[Dial], old: &Rows, seed: u64) -> u
         let delta = if idle { Delta::default() } else { agent.planner.take_delta() };
         let observe = |rows: &Rows, op: &beeline_model::op::Op| {
             for (dial, (old, new)) in &watched {
-                let now = DialResult::of(rows, dial, empty_local);
+                let now = DialResult::of(rows, dial, no_local_endpoint_action);
                 let objects = &agent.cluster.objects;
                 assert!(
                     now.is_between(old, new),
@@ -236,9 +240,7 @@ fn watch_step(agent: &mut TestAgent, dials: &[Dial], old: &Rows, seed: u64) -> u
                 checked += 1;
             }
         };
-        let mut coin = fastrand::Rng::with_seed(seed + round);
-        let fails = move || seed % 2 == 1 && round < 9 && coin.u8(..8) == 0;
-        let mut maps = ObservedMaps { inner: &mut agent.memory, observe: Box::new(observe), fails: Box::new(fails) };
+        let mut maps = failing_with_odd_seeds(&mut agent.memory, Box::new(observe), seed, round);
         let outcome = reconcile(&mut agent.tables, &mut maps, &delta, false);
         drop(maps);
         agent.planner.retry(&outcome);
@@ -247,12 +249,13 @@ fn watch_step(agent: &mut TestAgent, dials: &[Dial], old: &Rows, seed: u64) -> u
         }
     }
     for (dial, (_, new)) in &watched {
-        assert_eq!(&DialResult::of(&agent.memory.rows, dial, empty_local), new, "{dial:?}");
+        assert_eq!(&DialResult::of(&agent.memory.rows, dial, no_local_endpoint_action), new, "{dial:?}");
     }
     checked
 }
 
-/// Services that do not fit are refused with a reason, existing ones keep serving, and deleted ones free their room.
+/// Services that do not fit are refused with a reason, existing ones keep serving, and deleted ones free their
+/// capacity.
 #[test]
 fn full_tables_stay_consistent() {
     let tiny = Sizes {

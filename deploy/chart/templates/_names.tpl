@@ -37,7 +37,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- range $values.apiServers }}
 - --api-server={{ . }}
 {{- end }}
-- --node-source={{ $values.nodes }}
+- --node-source={{ $values.nodeSource }}
 - --controller={{ ternary "watch" "none" $values.controller.enabled }}
 - --controller-namespace={{ .Release.Namespace }}
 {{- if $values.controller.enabled }}

@@ -18,7 +18,7 @@ _Static_assert(sizeof(struct record) == 48, "the size that is being measured");
 /* Record of a UDP socket that uses several Services at the same time. */
 struct wide_record {
     struct record first;
-    __u8 room[352];
+    __u8 padding[352];
 };
 _Static_assert(sizeof(struct wide_record) == 400, "the size that is being measured");
 

@@ -86,9 +86,9 @@ TABLE(plain_backend, BPF_MAP_TYPE_HASH, 0, struct index, struct address);
 const volatile __u32 bucket_mask;
 
 /* The loop's arguments and, on return, its result. */
-struct walk {
+struct loop_args {
     __u32 services;
-    __u32 turns;
+    __u32 iterations;
     __u64 random;
     __u64 nanoseconds;
     __u64 misses;
@@ -229,35 +229,35 @@ static __always_inline __u64 resolve_bucket(const struct key *key, __u32 random)
 }
 
 /* The clock is read around the whole loop, because reading it costs as much as one iteration. */
-#define WALK(name)                                                                                 \
-    static long turn_##name(__u64 number, struct walk *walk)                                       \
+#define LOOP(name)                                                                                 \
+    static long iterate_##name(__u64 number, struct loop_args *loop)                               \
     {                                                                                              \
         struct key key;                                                                            \
         __u64 found;                                                                               \
                                                                                                    \
-        make_key(&key, walk->random, walk->services);                                              \
-        found = resolve_##name(&key, walk->random);                                                \
-        walk->misses += !found;                                                                    \
-        walk->random = mix(walk->random ^ found ^ number) + number;                                \
+        make_key(&key, loop->random, loop->services);                                              \
+        found = resolve_##name(&key, loop->random);                                                \
+        loop->misses += !found;                                                                    \
+        loop->random = mix(loop->random ^ found ^ number) + number;                                \
         return 0;                                                                                  \
     }                                                                                              \
-    SEC("syscall") int walk_##name(struct walk *args)                                              \
+    SEC("syscall") int loop_##name(struct loop_args *args)                                         \
     {                                                                                              \
-        struct walk walk = *args;                                                                  \
+        struct loop_args loop = *args;                                                             \
         __u64 start = bpf_ktime_get_ns();                                                          \
                                                                                                    \
-        bpf_loop(walk.turns, turn_##name, &walk, 0);                                               \
+        bpf_loop(loop.iterations, iterate_##name, &loop, 0);                                       \
         args->nanoseconds = bpf_ktime_get_ns() - start;                                            \
-        args->random = walk.random;                                                                \
-        args->misses = walk.misses;                                                                \
+        args->random = loop.random;                                                                \
+        args->misses = loop.misses;                                                                \
         return 0;                                                                                  \
     }
 
-WALK(none)
-WALK(inline)
-WALK(slot)
-WALK(plain)
-WALK(lazy)
-WALK(bucket)
+LOOP(none)
+LOOP(inline)
+LOOP(slot)
+LOOP(plain)
+LOOP(lazy)
+LOOP(bucket)
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,5 +1,6 @@
 //! `beeline-bench`: benchmarks of Beeline. Each prints a table and writes `target/bench/<name>.json` and a plot.
 
+mod bar_chart;
 mod candidates;
 mod cluster;
 mod isolation;
@@ -39,8 +40,7 @@ enum Bench {
     /// Measure a node with a real API server: Beeline and kube-proxy in both modes; needs `kit build`
     Cluster(cluster::ClusterBenchOptions),
     /// Measure a host outside the cluster: Beeline with direct pods and with nodePorts, and nodePorts without Beeline;
-    /// needs
-    /// `kit build`
+    /// needs `kit build`
     Outside(outside::OutsideBenchOptions),
     /// Draw the plots of the README from the results in --out and the stored values
     Plot {

@@ -8,10 +8,9 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use plotters::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::plot::{self, AxisScale, Series, draw_error};
+use crate::{bar_chart::BarChart, plot::Series};
 
 /// Values of one plot: one group of bars per number of services.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -37,7 +36,9 @@ struct ReadmePlot {
     /// Name of the picture and of the file with its values.
     name: &'static str,
     title: &'static str,
-    unit: &'static str,
+    /// What a bar's length means.
+    axis: &'static str,
+    label: fn(f64) -> String,
     /// Result file of the bench that measures the values.
     results: &'static str,
     extract: fn(&BTreeMap<String, f64>) -> PlotValues,
@@ -46,15 +47,17 @@ struct ReadmePlot {
 const PLOTS: [ReadmePlot; 2] = [
     ReadmePlot {
         name: "connect",
-        title: "connect() to a Service, relative to a direct dial (p50)",
-        unit: "x",
+        title: "connect() to a Service, compared with a direct dial",
+        axis: "time of connect(), p50; 1x is a direct dial; logarithmic; shorter is better",
+        label: factor,
         results: "socket.json",
         extract: connect_ratios,
     },
     ReadmePlot {
         name: "programming",
-        title: "One changed endpoint: API server's answer to kernel (p99)",
-        unit: "ms",
+        title: "One changed endpoint: until the kernel uses it",
+        axis: "time after the API server's answer, p99; logarithmic; shorter is better",
+        label: duration,
         results: "cluster.json",
         extract: endpoint_changes,
     },
@@ -96,7 +99,10 @@ fn connect_ratios(rows: &BTreeMap<String, f64>) -> PlotValues {
     let services = sizes(rows, |name| name.strip_prefix("connect/")?.strip_suffix("/direct to the pod/p50"));
     let ratio = |services: u32, variant: &str| {
         let p50 = |variant: &str| rows.get(&format!("connect/{services}/{variant}/p50")).copied().unwrap_or_default();
-        round(p50(variant) / p50("direct to the pod"))
+        match p50("direct to the pod") {
+            0.0 => 0.0,
+            direct => round(p50(variant) / direct),
+        }
     };
     collect(services, &variants, ratio)
 }
@@ -128,15 +134,41 @@ fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
+/// `1.16x`, `63x`
+fn factor(value: f64) -> String {
+    if value < 10.0 && value.fract() != 0.0 { format!("{value:.2}x") } else { format!("{value:.0}x") }
+}
+
+/// Milliseconds as `8 ms`, `0.9 s`, `31 s`.
+fn duration(milliseconds: f64) -> String {
+    match milliseconds {
+        value if value < 500.0 => format!("{value:.0} ms"),
+        value if value < 10_000.0 && value % 1000.0 != 0.0 => format!("{:.1} s", value / 1000.0),
+        value => format!("{:.0} s", value / 1000.0),
+    }
+}
+
+/// The modes of kube-proxy are told from Beeline.
+fn legend_name(name: String) -> String {
+    if name == "Beeline" { name } else { format!("kube-proxy {name}") }
+}
+
+/// `100,000 services`
+fn group_name(services: u32) -> String {
+    let thousands = services / 1000;
+    if thousands == 0 { format!("{services} services") } else { format!("{thousands},{:03} services", services % 1000) }
+}
+
 fn draw(plot: &ReadmePlot, file: &Path, values: PlotValues) -> Result<()> {
-    let picture = SVGBackend::new(file, (860, 330)).into_drawing_area();
-    picture.fill(&WHITE).map_err(draw_error)?;
-    let groups: Vec<String> = values.services.iter().map(|services| format!("{services} services")).collect();
-    let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
-    let series: Vec<Series> =
-        values.series.into_iter().map(|series| Series { name: series.name, values: series.values }).collect();
-    plot::bars(&picture, plot.title, plot.unit, &groups, &series, AxisScale::Logarithmic)?;
-    picture.present().map_err(draw_error)
+    let groups: Vec<String> = values.services.iter().copied().map(group_name).collect();
+    let series: Vec<Series> = values
+        .series
+        .into_iter()
+        .map(|series| Series { name: legend_name(series.name), values: series.values })
+        .collect();
+    let ReadmePlot { title, axis, label, .. } = *plot;
+    let chart = BarChart { title, axis, start: 1.0, groups: &groups, series: &series, label };
+    fs::write(file, chart.to_svg()).with_context(|| format!("cannot write {}", file.display()))
 }
 
 #[cfg(test)]
@@ -163,5 +195,29 @@ mod tests {
         assert!(fs::read_to_string(images.join("connect.svg"))?.contains("10 services"));
         assert!(!images.join("programming.svg").exists());
         Ok(())
+    }
+
+    /// Without results of a bench, the plots are drawn from the stored values.
+    #[test]
+    fn the_plots_in_the_tree_show_the_stored_values() -> Result<()> {
+        let (stored, images) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/images"), tempfile::tempdir()?);
+        for plot in &PLOTS {
+            let values = Path::new(plot.name).with_extension("json");
+            fs::copy(stored.join(&values), images.path().join(&values))?;
+        }
+        update(&images.path().join("no-results"), images.path())?;
+        for plot in &PLOTS {
+            let picture = Path::new(plot.name).with_extension("svg");
+            let [drawn, in_tree] = [images.path(), &stored].map(|dir| fs::read_to_string(dir.join(&picture)));
+            assert!(drawn? == in_tree?, "docs/images/{} is outdated: beeline-bench plot", picture.display());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn values_have_short_labels() {
+        assert_eq!([1.0, 1.16, 63.0].map(factor), ["1x", "1.16x", "63x"]);
+        assert_eq!([8.0, 900.0, 2500.0, 31_000.0].map(duration), ["8 ms", "0.9 s", "2.5 s", "31 s"]);
+        assert_eq!([10, 1000, 100_000].map(group_name), ["10 services", "1,000 services", "100,000 services"]);
     }
 }

@@ -9,14 +9,14 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// One measured value. `bar` is its limit and `holds` whether the limit is met; both are null without a limit.
+/// One measured value. `met` tells whether the value meets `limit`; both are null without a limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReportRow {
     pub name: String,
     pub value: f64,
     pub unit: &'static str,
-    pub bar: Option<f64>,
-    pub holds: Option<bool>,
+    pub limit: Option<f64>,
+    pub met: Option<bool>,
     /// Number of samples, where it was counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n: Option<usize>,
@@ -26,7 +26,7 @@ impl ReportRow {
     pub fn new(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
         // More digits are noise.
         let value = (value * 1000.0).round() / 1000.0;
-        Self { name: name.into(), value, unit, bar: None, holds: None, n: None }
+        Self { name: name.into(), value, unit, limit: None, met: None, n: None }
     }
 
     pub fn samples(self, n: usize) -> Self {
@@ -35,7 +35,7 @@ impl ReportRow {
 
     /// Sets the limit of the value.
     pub fn at_most(self, limit: f64) -> Self {
-        Self { bar: Some(limit), holds: Some(self.value <= limit), ..self }
+        Self { limit: Some(limit), met: Some(self.value <= limit), ..self }
     }
 }
 
@@ -126,9 +126,9 @@ mod tests {
 
     #[test]
     fn a_limit_is_met_or_exceeded() {
-        assert_eq!(ReportRow::new("a", 2.0, "ns").holds, None);
-        assert_eq!(ReportRow::new("a", 2.0, "ns").at_most(2.0).holds, Some(true));
-        assert_eq!(ReportRow::new("a", 2.0, "ns").at_most(1.9).holds, Some(false));
+        assert_eq!(ReportRow::new("a", 2.0, "ns").met, None);
+        assert_eq!(ReportRow::new("a", 2.0, "ns").at_most(2.0).met, Some(true));
+        assert_eq!(ReportRow::new("a", 2.0, "ns").at_most(1.9).met, Some(false));
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
         report.write()?;
         let rows: serde_json::Value = serde_json::from_str(&fs::read_to_string(report.file("json"))?)?;
         fs::remove_dir_all(&directory)?;
-        let expected = serde_json::json!([{"name": "a", "value": 0.123, "unit": "ms", "bar": null, "holds": null}]);
+        let expected = serde_json::json!([{"name": "a", "value": 0.123, "unit": "ms", "limit": null, "met": null}]);
         assert_eq!(rows, expected);
         Ok(())
     }

@@ -181,9 +181,9 @@ impl Drop for AgentProcess {
 }
 
 fn beeline() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("find this program")?;
+    let own = std::env::current_exe().context("cannot find this program")?;
     let path = own.with_file_name("beeline");
-    ensure!(path.exists(), "no agent at {}: run `cargo build -p beeline` first", path.display());
+    ensure!(path.exists(), "no agent at {}: run `cargo build --workspace` first", path.display());
     Ok(path)
 }
 

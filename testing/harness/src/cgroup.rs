@@ -48,7 +48,7 @@ impl Cgroup {
 
     fn create(path: PathBuf) -> Result<Self> {
         require_ours(&path)?;
-        fs::create_dir_all(&path).with_context(|| format!("create cgroup {}", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| format!("cannot create cgroup {}", path.display()))?;
         Ok(Cgroup { path })
     }
 
@@ -64,7 +64,7 @@ impl Cgroup {
     /// Moves a process into the cgroup. A socket belongs to the cgroup in which it was created, so the sockets that the
     /// process already has stay outside.
     pub fn join(&self, pid: u32) -> Result<()> {
-        write_pid(&self.path, pid).with_context(|| format!("move process {pid} into {}", self.path.display()))
+        write_pid(&self.path, pid).with_context(|| format!("cannot move process {pid} into {}", self.path.display()))
     }
 
     /// Processes directly in this cgroup, without those of its children.
@@ -90,7 +90,7 @@ impl Drop for Cgroup {
 
 /// Mount point of cgroup2 on this machine. On a hybrid host it is not /sys/fs/cgroup.
 pub fn mount() -> Result<PathBuf> {
-    let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
+    let table = fs::read_to_string("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
     match find_mount(&table) {
         Some(path) => Ok(path),
         None => bail!("no cgroup2 is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified"),

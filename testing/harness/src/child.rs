@@ -107,6 +107,9 @@ impl State {
             ChildRequest::Send { slot, to, bytes, method } => {
                 self.socket(slot)?.send(to, &bytes, method).map(ChildValue::Count)
             }
+            ChildRequest::SendFrom { slot, source, to, bytes } => {
+                self.socket(slot)?.send_from(source, to, &bytes).map(ChildValue::Count)
+            }
             ChildRequest::FastOpen { slot, to, bytes } => {
                 self.socket(slot)?.fast_open(to, &bytes).map(ChildValue::Count)
             }

@@ -86,11 +86,11 @@ impl EchoService {
         let mut sources = Vec::new();
         for &at in &self.addresses {
             if self.tcp {
-                let listener = self.listen(at).with_context(|| format!("listen on {at} TCP"))?;
+                let listener = self.listen(at).with_context(|| format!("cannot listen on {at} TCP"))?;
                 sources.push(Source::Listener(listener));
             }
             if self.udp {
-                let socket = UdpSocket::bind(at).with_context(|| format!("listen on {at} UDP"))?;
+                let socket = UdpSocket::bind(at).with_context(|| format!("cannot listen on {at} UDP"))?;
                 socket.set_nonblocking(true)?;
                 sources.push(Source::Datagrams(socket, at));
             }

@@ -16,7 +16,7 @@ pub struct ManifestDir {
 impl ManifestDir {
     /// Creates the directory. Its parent must be on the same file system and is used for temporary files.
     pub fn create(path: PathBuf) -> Result<Self> {
-        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(ManifestDir { path })
     }
 
@@ -26,17 +26,17 @@ impl ManifestDir {
 
     pub fn read(&self, file: &str) -> Result<String> {
         let path = self.path.join(file);
-        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
     /// Replaces a manifest file atomically, as an editor does by a rename.
     pub fn write(&self, file: &str, text: impl AsRef<[u8]>) -> Result<()> {
         let temporary = self.path.with_file_name(format!("{file}.new"));
-        fs::write(&temporary, text).with_context(|| format!("write {}", temporary.display()))?;
-        fs::rename(&temporary, self.path.join(file)).with_context(|| format!("write {file}"))
+        fs::write(&temporary, text).with_context(|| format!("cannot write {}", temporary.display()))?;
+        fs::rename(&temporary, self.path.join(file)).with_context(|| format!("cannot write {file}"))
     }
 
     pub fn remove(&self, file: &str) -> Result<()> {
-        fs::remove_file(self.path.join(file)).with_context(|| format!("remove {file}"))
+        fs::remove_file(self.path.join(file)).with_context(|| format!("cannot remove {file}"))
     }
 }

@@ -44,7 +44,7 @@ impl NetworkNamespace {
     pub fn run_in<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let inside = || -> Result<T> {
             move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
-                .with_context(|| format!("enter network namespace {}", self.name))?;
+                .with_context(|| format!("cannot enter network namespace {}", self.name))?;
             Ok(work())
         };
         let done = thread::scope(|scope| scope.spawn(inside).join());
@@ -56,7 +56,7 @@ impl NetworkNamespace {
         self.run_in(|| {
             for (name, value) in settings {
                 let path = Path::new("/proc/sys/net").join(name);
-                fs::write(&path, value).with_context(|| format!("write {value} to {}", path.display()))?;
+                fs::write(&path, value).with_context(|| format!("cannot write {value} to {}", path.display()))?;
             }
             Ok(())
         })?
@@ -88,7 +88,7 @@ fn ip(namespace: Option<&str>, lines: &str) -> Result<()> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let mut child = command.spawn().context("run `ip` (package iproute2)")?;
+    let mut child = command.spawn().context("cannot run `ip` (package iproute2)")?;
     std::io::Write::write_all(&mut child.stdin.take().expect("piped"), lines.as_bytes())?;
     let output = child.wait_with_output()?;
     if !output.status.success() {

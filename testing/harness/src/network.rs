@@ -102,7 +102,7 @@ impl Builder {
     fn outside(&self) -> Result<TestHost> {
         let (v4, v6) = addressing::host_address(1);
         let host = self.host("outside", self.root.child("outside")?, v4, v6)?;
-        host.namespace.ip(&addressing::outside(v4, v6)).context("configure the outside host")?;
+        host.namespace.ip(&addressing::outside(v4, v6)).context("cannot configure the outside host")?;
         Ok(host)
     }
 
@@ -112,7 +112,7 @@ impl Builder {
         let host = self.host(&format!("node-{number}"), cgroup.child("host")?, v4, v6)?;
         outside.namespace.ip(&addressing::node_link(number, host.namespace.name()))?;
         host.namespace.sysctl(addressing::FORWARD)?;
-        host.namespace.ip(&addressing::node(number, all.len() as u8)).context("configure a node")?;
+        host.namespace.ip(&addressing::node(number, all.len() as u8)).context("cannot configure a node")?;
         let before: usize = all[..usize::from(number) - 1].iter().sum();
         let count = all[usize::from(number) - 1];
         let pod = |index: usize| self.pod(number, index, &pod_name(before + index), &cgroup, &host);
@@ -124,7 +124,7 @@ impl Builder {
         let (v4, v6) = addressing::pod_address(node, index as u8 + 2);
         let pod = self.host(name, cgroup.child(&format!("kubepods/{name}"))?, v4, v6)?;
         host.namespace.ip(&addressing::pod_link(index, pod.namespace.name()))?;
-        pod.namespace.ip(&addressing::pod(node, v4, v6)).context("configure a pod")?;
+        pod.namespace.ip(&addressing::pod(node, v4, v6)).context("cannot configure a pod")?;
         Ok(pod)
     }
 }

@@ -95,7 +95,7 @@ impl TestProgram {
     pub fn spawn(mut self) -> Result<RunningProgram> {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let name = self.command.get_program().to_string_lossy().into_owned();
-        let mut child = start(self.command, self.context).with_context(|| format!("start {name}"))?;
+        let mut child = start(self.command, self.context).with_context(|| format!("cannot start {name}"))?;
         let (stdout, stderr) = (Pipe::drain(child.stdout.take()), Pipe::drain(child.stderr.take()));
         if let Some(stdin) = child.stdin.as_ref().filter(|_| !self.input.is_empty()) {
             let mut stdin = File::from(stdin.as_fd().try_clone_to_owned()?);
@@ -116,7 +116,7 @@ impl TestProgram {
     /// Starts the program with pipes for stdin and stdout, for a child that exchanges messages over them.
     pub(crate) fn spawn_piped(mut self) -> Result<Child> {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        start(self.command, self.context).context("start the harness child process")
+        start(self.command, self.context).context("cannot start the harness child process")
     }
 }
 

@@ -4,7 +4,7 @@
 //! Most requests are single system calls on numbered sockets that live as long as the child. The parent builds complete
 //! dials (`dial.rs`) from them, so a test can change the cluster between any two calls.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -95,6 +95,13 @@ pub enum ChildRequest {
         to: Option<SocketAddr>,
         bytes: Vec<u8>,
         method: CallMethod,
+    },
+    /// sendmsg() with IP_PKTINFO or IPV6_PKTINFO, which chooses the source address of one datagram.
+    SendFrom {
+        slot: Slot,
+        source: IpAddr,
+        to: SocketAddr,
+        bytes: Vec<u8>,
     },
     /// sendto() with MSG_FASTOPEN, which connects and sends.
     FastOpen {

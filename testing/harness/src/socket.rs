@@ -1,6 +1,10 @@
 //! Sockets of a child process: thin wrappers around the system calls that return the exact errno.
 
-use std::{io::IoSlice, io::IoSliceMut, net::SocketAddr, time::Duration};
+use std::{
+    io::{IoSlice, IoSliceMut},
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -87,6 +91,10 @@ impl Socket {
             Some(to) => rustix::net::sendmsg_addr(&self.0, &to, &parts, &mut control, SendFlags::NOSIGNAL)?,
             None => rustix::net::sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL)?,
         })
+    }
+
+    pub fn send_from(&self, source: IpAddr, to: SocketAddr, bytes: &[u8]) -> Result<usize, Errno> {
+        Ok(sys::send_from(&self.0, source, &to.into(), bytes)?)
     }
 
     pub fn fast_open(&self, to: SocketAddr, bytes: &[u8]) -> Result<usize, Errno> {

@@ -6,6 +6,7 @@ use std::{
     ffi::CStr,
     io,
     mem::{size_of_val, zeroed},
+    net::IpAddr,
     os::{
         fd::{AsFd, AsRawFd, RawFd},
         unix::process::CommandExt,
@@ -200,4 +201,46 @@ fn complete(entry: squeue::Entry, timeout: Duration) -> io::Result<usize> {
         }
     }
     std::process::abort() // Returning would free memory to which the kernel may still write.
+}
+
+/// sendmsg() with a control message that sets the source address of the datagram. rustix has no such message.
+pub(crate) fn send_from(socket: &impl AsRawFd, source: IpAddr, to: &SockAddr, bytes: &[u8]) -> io::Result<usize> {
+    match source {
+        IpAddr::V4(source) => {
+            let address = libc::in_addr { s_addr: u32::from(source).to_be() };
+            // SAFETY: all zero is a valid value.
+            let info = libc::in_pktinfo { ipi_spec_dst: address, ..unsafe { zeroed() } };
+            send_with_control(socket, to, bytes, (libc::IPPROTO_IP, libc::IP_PKTINFO), &info)
+        }
+        IpAddr::V6(source) => {
+            let info = libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: source.octets() }, ipi6_ifindex: 0 };
+            send_with_control(socket, to, bytes, (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO), &info)
+        }
+    }
+}
+
+fn send_with_control<T: Copy>(
+    socket: &impl AsRawFd,
+    to: &SockAddr,
+    bytes: &[u8],
+    (level, kind): (i32, i32),
+    value: &T,
+) -> io::Result<usize> {
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // u64 elements, because a control message is aligned to 8 bytes.
+    let mut control = [0u64; 16];
+    // SAFETY: the buffer is larger than one message of either type, and all pointers outlive the call.
+    unsafe {
+        let mut message: libc::msghdr = zeroed();
+        (message.msg_name, message.msg_namelen) = (to.as_ptr().cast_mut().cast(), to.len());
+        (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(size_of_val(value) as u32) as _;
+        let header = libc::CMSG_FIRSTHDR(&message);
+        ((*header).cmsg_level, (*header).cmsg_type) = (level, kind);
+        (*header).cmsg_len = libc::CMSG_LEN(size_of_val(value) as u32) as _;
+        libc::CMSG_DATA(header).cast::<T>().write_unaligned(*value);
+        let sent = libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL);
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
 }

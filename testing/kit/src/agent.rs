@@ -28,10 +28,10 @@ pub fn binary(named: Option<&Path>) -> Result<PathBuf> {
     };
     ensure!(
         path.is_file(),
-        "{} is missing: run `cargo build -p beeline`, or pass another program with --binary",
+        "{} is missing: run `cargo build --workspace`, or pass another program with --binary",
         path.display()
     );
-    path.canonicalize().with_context(|| format!("find {}", path.display()))
+    path.canonicalize().with_context(|| format!("cannot find {}", path.display()))
 }
 
 /// Starts the agent with additional options. `kit restart` uses the same command line.

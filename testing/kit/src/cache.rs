@@ -19,7 +19,7 @@ impl Cache {
         let base = env::var_os("BEELINE_CACHE").map(PathBuf::from);
         let base = base.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/beeline")));
         let root = base.context("neither BEELINE_CACHE nor HOME is set: export BEELINE_CACHE=DIR")?.join("kit");
-        fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
+        fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
         Ok(Cache { root: root.canonicalize()? })
     }
 
@@ -54,9 +54,9 @@ impl Cache {
     pub fn fresh(&self, below: &str) -> Result<PathBuf> {
         let path = self.path(below);
         if path.exists() {
-            fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))?;
+            fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
-        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(path)
     }
 
@@ -99,6 +99,6 @@ impl BuildStamp {
     }
 
     pub fn write(&self) -> Result<()> {
-        fs::write(&self.path, &self.input).with_context(|| format!("write {}", self.path.display()))
+        fs::write(&self.path, &self.input).with_context(|| format!("cannot write {}", self.path.display()))
     }
 }

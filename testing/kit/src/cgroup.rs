@@ -30,7 +30,7 @@ pub struct CgroupTree {
 
 impl CgroupTree {
     pub fn find() -> Result<CgroupTree> {
-        let mounts = fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")?;
+        let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
         parse(&mounts).context("no cgroup2 is mounted: run scripts/setup.sh run")
     }
 
@@ -56,7 +56,7 @@ impl CgroupTree {
         }
         for hierarchy in &self.cgroup1 {
             make_cgroup1(hierarchy, node)
-                .with_context(|| format!("create cgroups of {node} in {}", hierarchy.display()))?;
+                .with_context(|| format!("cannot create cgroups of {node} in {}", hierarchy.display()))?;
         }
         Ok(())
     }
@@ -73,7 +73,7 @@ impl CgroupTree {
             }
             let enabled: Vec<String> = available.iter().map(|name| format!("+{name}")).collect();
             fs::write(level.join("cgroup.subtree_control"), enabled.join(" "))
-                .with_context(|| format!("enable controllers below {}", level.display()))?;
+                .with_context(|| format!("cannot enable controllers below {}", level.display()))?;
         }
         Ok(())
     }
@@ -81,9 +81,9 @@ impl CgroupTree {
     /// Moves this process into a component's cgroup, so that its children start there.
     pub fn join(&self, component: &str) -> Result<()> {
         let path = self.path(component);
-        fs::create_dir_all(&path).with_context(|| format!("create cgroup {}", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| format!("cannot create cgroup {}", path.display()))?;
         fs::write(path.join("cgroup.procs"), process::id().to_string())
-            .with_context(|| format!("move into cgroup {}", path.display()))
+            .with_context(|| format!("cannot move into cgroup {}", path.display()))
     }
 
     /// Processes of a component with this program name. Others in its cgroup, such as container shims, are left out.
@@ -119,7 +119,7 @@ impl CgroupTree {
         let root = self.path("");
         match fs::write(root.join("cgroup.kill"), "1") {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("kill the processes below {}", root.display()));
+                return Err(error).with_context(|| format!("cannot kill the processes below {}", root.display()));
             }
             _ => {}
         }

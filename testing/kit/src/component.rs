@@ -49,7 +49,7 @@ impl Component {
         ensure!(!self.arguments.is_empty(), "{} was never started: run `kit agent N start`", self.title());
         ensure!(!self.running()?, "{0} is already running: use `kit restart {0}`", self.title());
         let log = File::options().create(true).append(true).open(self.log());
-        let log = log.with_context(|| format!("open {}", self.log().display()))?;
+        let log = log.with_context(|| format!("cannot open {}", self.log().display()))?;
         let mut command = Command::new(program()?);
         let name = self.location.name();
         match self.location {
@@ -59,7 +59,7 @@ impl Component {
         };
         command.args(["--component", &self.name, "--detach", "--"]).args(&self.arguments);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let mut child = command.spawn().with_context(|| format!("start {}", self.title()))?;
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", self.title()))?;
         wait::until(self.timeout("start of", 20), || {
             if let Some(status) = child.try_wait()? {
                 bail!("{} ended at once ({status}): read {}", self.title(), self.log().display());
@@ -123,7 +123,7 @@ pub fn program() -> Result<PathBuf> {
     if let Some(path) = env::var_os("BEELINE_KIT") {
         return Ok(path.into());
     }
-    let own = env::current_exe().context("find the path of this program")?;
+    let own = env::current_exe().context("cannot find the path of this program")?;
     let beside = own.ancestors().skip(1).take(2).map(|dir| dir.join("kit")).find(|path| path.is_file());
-    beside.with_context(|| format!("no `kit` program near {}: run `cargo build -p beeline-kit`", own.display()))
+    beside.with_context(|| format!("no `kit` program near {}: run `cargo build --workspace`", own.display()))
 }

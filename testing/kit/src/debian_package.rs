@@ -90,9 +90,9 @@ fn unpack_once(cache: &Cache, name: &str, packages: &[&str], download: impl FnOn
     step(&format!("{name}: {} packages and their dependencies", packages.len()), || {
         subprocess::run(Command::new("apt-get").args(["-qq", "update"]))?;
         let debs = cache.fresh(&format!("{name}.debs"))?;
-        download(&debs).context("download Debian packages")?;
+        download(&debs).context("cannot download Debian packages")?;
         unpack(&debs, &cache.fresh(name)?)?;
-        fs::remove_dir_all(&debs).context("remove the downloads")
+        fs::remove_dir_all(&debs).context("cannot remove the downloads")
     })?;
     stamp.write()
 }

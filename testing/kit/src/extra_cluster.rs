@@ -92,7 +92,7 @@ impl ExtraCluster {
     /// Restarts with an empty database, so that another cluster answers at the same address. The old one is kept.
     pub fn wipe_database(&self) -> Result<()> {
         self.stop()?;
-        fs::rename(&self.config.data_dir, self.backup_dir()).context("move the database away")?;
+        fs::rename(&self.config.data_dir, self.backup_dir()).context("cannot move the database away")?;
         self.resume()?;
         self.grant_roles()
     }
@@ -105,8 +105,8 @@ impl ExtraCluster {
     /// Restarts with the database that [`ExtraCluster::wipe_database`] kept.
     pub fn restore_database(&self) -> Result<()> {
         self.stop()?;
-        fs::remove_dir_all(&self.config.data_dir).context("remove the new database")?;
-        fs::rename(self.backup_dir(), &self.config.data_dir).context("move the database back")?;
+        fs::remove_dir_all(&self.config.data_dir).context("cannot remove the new database")?;
+        fs::rename(self.backup_dir(), &self.config.data_dir).context("cannot move the database back")?;
         self.resume()
     }
 

@@ -3,8 +3,10 @@
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
-//! let guest = kit::guest::Guest::boot(&kit::guest::GuestConfig { link: kit::guest::GuestLink::Bridge, files: vec![]
-//! })?; assert_eq!(guest.run("systemctl is-active systemd-resolved")?, "active\n"); guest.reboot()?;
+//! use kit::guest::{Guest, GuestConfig, GuestLink};
+//! let guest = Guest::boot(&GuestConfig { link: GuestLink::Bridge, files: vec![] })?;
+//! assert_eq!(guest.run("systemctl is-active systemd-resolved")?, "active\n");
+//! guest.reboot()?;
 //! # Ok(()) }
 //! ```
 
@@ -79,7 +81,7 @@ impl Guest {
     pub fn boot(config: &GuestConfig) -> Result<Guest> {
         let dir = dir(config.link);
         let _ = std::fs::remove_dir_all(&dir);
-        std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         seed::make(&dir, config)?;
         machine::copy_disk(&dir)?;
         match config.link {

@@ -41,7 +41,7 @@ impl OutsideHost {
         let outside = OutsideHost { host, route, cluster: TestCluster::find()? };
         outside.remove()?;
         route::create(host, route, &outside.cluster.nodes())
-            .with_context(|| format!("create host {host} ({route:?})"))?;
+            .with_context(|| format!("cannot create host {host} ({route:?})"))?;
         if route == HostRoute::Bgp {
             bgp::start_host(host, &outside.cluster.nodes())?;
         }
@@ -57,7 +57,7 @@ impl OutsideHost {
     /// files are below the host's own directory, because the machine's files are shared by all hosts.
     fn join(&self, code: &str) -> Result<PathBuf> {
         let root = self.files().join("root");
-        fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
+        fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
         let (binary, root) = (crate::agent::binary(None)?.display().to_string(), root.display().to_string());
         let output = self.run(&[&binary, "join", code, "--root", &root])?;
         let mut words = output.lines().filter_map(|line| line.split_whitespace().last());

@@ -35,14 +35,14 @@ pub struct LayerBuilder {
 
 impl LayerBuilder {
     pub fn create(path: &Path) -> Result<LayerBuilder> {
-        let file = File::create(path).with_context(|| format!("write {}", path.display()))?;
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         let mut tar = Builder::new(BufWriter::new(file));
         tar.follow_symlinks(false);
         Ok(LayerBuilder { path: path.to_owned(), tar })
     }
 
     pub fn tree(&mut self, root: &Path) -> Result<()> {
-        self.tar.append_dir_all(".", root).with_context(|| format!("pack {}", root.display()))
+        self.tar.append_dir_all(".", root).with_context(|| format!("cannot pack {}", root.display()))
     }
 
     pub fn directory(&mut self, path: &str, mode: u32) -> Result<()> {
@@ -73,7 +73,7 @@ impl LayerBuilder {
 impl Layer {
     pub fn open(path: &Path) -> Result<Layer> {
         let mut digest = Sha256::new();
-        io::copy(&mut File::open(path).with_context(|| format!("read {}", path.display()))?, &mut digest)?;
+        io::copy(&mut File::open(path).with_context(|| format!("cannot read {}", path.display()))?, &mut digest)?;
         Ok(Layer { path: path.to_owned(), digest: hex(&digest.finalize()) })
     }
 }
@@ -108,7 +108,7 @@ pub fn write_archive(images: &[Image], path: &Path) -> Result<()> {
     }
     append(&mut tar, "manifest.json", &serde_json::to_vec(&manifest)?)?;
     tar.into_inner()?.into_inner().map_err(|error| error.into_error())?;
-    fs::rename(&unfinished, path).with_context(|| format!("write {}", path.display()))
+    fs::rename(&unfinished, path).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn layer_name(layer: &Layer) -> String {

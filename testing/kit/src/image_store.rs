@@ -75,7 +75,7 @@ fn finish_base(base: &Path) -> Result<()> {
     ];
     for (path, target) in links.map(|(path, target)| (base.join(path), target)) {
         let _ = fs::remove_file(&path);
-        symlink(target, &path).with_context(|| format!("link {}", path.display()))?;
+        symlink(target, &path).with_context(|| format!("cannot link {}", path.display()))?;
     }
     accounts(base)?;
     single_try_wget(base)?;
@@ -171,7 +171,7 @@ pub fn make_image(cache: &Cache, tag: &str, binary: &Path, with: &[String]) -> R
     let program =
         binary.file_name().context("the path of the program has no file name")?.to_string_lossy().into_owned();
     let dir = cache.path("image");
-    let base = Layer::open(&dir.join("base.layer")).context("run `kit build`")?;
+    let base = Layer::open(&dir.join("base.layer")).context("cannot open the base layer: run `kit build`")?;
     let mut layer = LayerBuilder::create(&dir.join(format!("{program}.layer")))?;
     layer.program(binary, &format!("usr/local/bin/{program}"))?;
     for pair in with {
@@ -196,7 +196,7 @@ fn fill_store(cache: &Cache) -> Result<()> {
     containerd.wait()?;
     imported?;
     cache.fresh("store").and_then(|old| Ok(fs::remove_dir(old)?))?;
-    fs::rename(unfinished, cache.store()).context("rename the image store")
+    fs::rename(unfinished, cache.store()).context("cannot rename the image store")
 }
 
 fn start(cache: &Cache, dir: &Path) -> Result<Child> {
@@ -205,7 +205,7 @@ fn start(cache: &Cache, dir: &Path) -> Result<Child> {
     command.args(["--mount", "--"]).arg(cache.debian("usr/bin/containerd"));
     command.arg("--config").arg(dir.join("containerd.toml"));
     command.env("PATH", cache.search_path()?).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    command.spawn().context("start containerd")
+    command.spawn().context("cannot start containerd")
 }
 
 fn import(cache: &Cache, dir: &Path, containerd: &mut Child) -> Result<()> {

@@ -31,15 +31,16 @@ const SYSCTLS: [(&str, &str); 3] =
 /// Returns only if it fails.
 pub fn run(node: NodeId) -> Result<()> {
     // /proc is still the machine's, so this is the pid in the machine's pid namespace.
-    let pid = fs::read_link("/proc/self").context("read /proc/self")?;
-    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).context("make mounts private")?;
+    let pid = fs::read_link("/proc/self").context("cannot read /proc/self")?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+        .context("cannot make mounts private")?;
     mount_files(&[PathBuf::from(state::ROOT), Cache::open()?.root().to_owned()])?;
     mount_kernel_file_systems()?;
     mount_kubelet_files(node)?;
     cover_sysctls(node)?;
     set_names(node)?;
     // Volumes that the kubelet mounts must be visible in containers.
-    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::SHARED).context("share mounts")?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::SHARED).context("cannot share mounts")?;
     state::write(&state::node(node, "init.pid"), pid.to_string_lossy().as_bytes())?;
     loop {
         reap();
@@ -56,7 +57,8 @@ fn mount_files(kept: &[PathBuf]) -> Result<()> {
         use std::os::fd::AsRawFd;
         fs::create_dir_all(temporary(index))?;
         let source = format!("/proc/self/fd/{}", handle.as_raw_fd());
-        mount_bind_recursive(&source, temporary(index)).with_context(|| format!("keep {}", kept[index].display()))?;
+        mount_bind_recursive(&source, temporary(index))
+            .with_context(|| format!("cannot keep {}", kept[index].display()))?;
     }
     drop(handles);
     for dir in ["etc", "var"] {
@@ -67,7 +69,7 @@ fn mount_files(kept: &[PathBuf]) -> Result<()> {
     }
     for (index, path) in kept.iter().enumerate() {
         fs::create_dir_all(path)?;
-        mount_move(temporary(index), path).with_context(|| format!("move {} back", path.display()))?;
+        mount_move(temporary(index), path).with_context(|| format!("cannot move {} back", path.display()))?;
     }
     std::env::set_current_dir("/").context("change to /")
 }
@@ -77,10 +79,10 @@ fn mount_files(kept: &[PathBuf]) -> Result<()> {
 fn mount_kernel_file_systems() -> Result<()> {
     mount_new("proc", "/proc", "")?;
     fs::create_dir_all("/run/node/cgroup")?;
-    mount_move("/sys/fs/cgroup", "/run/node/cgroup").context("move the cgroup mounts away")?;
-    unmount("/sys", UnmountFlags::DETACH).context("unmount /sys")?;
+    mount_move("/sys/fs/cgroup", "/run/node/cgroup").context("cannot move the cgroup mounts away")?;
+    unmount("/sys", UnmountFlags::DETACH).context("cannot unmount /sys")?;
     mount_new("sysfs", "/sys", "")?;
-    mount_move("/run/node/cgroup", "/sys/fs/cgroup").context("move the cgroup mounts back")?;
+    mount_move("/run/node/cgroup", "/sys/fs/cgroup").context("cannot move the cgroup mounts back")?;
     mount_new("bpf", "/sys/fs/bpf", "")
 }
 
@@ -97,7 +99,8 @@ fn mount_kubelet_files(node: NodeId) -> Result<()> {
 fn bind(source: &Path, target: &Path) -> Result<()> {
     fs::create_dir_all(source)?;
     fs::create_dir_all(target)?;
-    mount_bind_recursive(source, target).with_context(|| format!("mount {} at {}", source.display(), target.display()))
+    mount_bind_recursive(source, target)
+        .with_context(|| format!("cannot mount {} at {}", source.display(), target.display()))
 }
 
 fn cover_sysctls(node: NodeId) -> Result<()> {
@@ -105,23 +108,24 @@ fn cover_sysctls(node: NodeId) -> Result<()> {
         let source = state::node(node, &format!("setting/{}", key.replace('/', ".")));
         state::write(&source, format!("{value}\n"))?;
         let target = Path::new("/proc/sys").join(key);
-        mount_bind_recursive(&source, &target).with_context(|| format!("cover {}", target.display()))?;
+        mount_bind_recursive(&source, &target).with_context(|| format!("cannot cover {}", target.display()))?;
     }
     Ok(())
 }
 
 fn set_names(node: NodeId) -> Result<()> {
-    sethostname(node.name().as_bytes()).context("set the host name")?;
+    sethostname(node.name().as_bytes()).context("cannot set the host name")?;
     let hosts = format!("127.0.0.1 localhost\n::1 localhost\n{} {node}\n", node.addresses()[0]);
-    fs::write("/etc/hosts", hosts).context("write /etc/hosts")?;
+    fs::write("/etc/hosts", hosts).context("cannot write /etc/hosts")?;
     // /etc/resolv.conf may be a symbolic link to a file below /run, which is empty now.
     let _ = fs::remove_file("/etc/resolv.conf");
-    fs::write("/etc/resolv.conf", format!("nameserver {DNS}\n")).context("write /etc/resolv.conf")
+    fs::write("/etc/resolv.conf", format!("nameserver {DNS}\n")).context("cannot write /etc/resolv.conf")
 }
 
 fn mount_new(kind: &str, at: &str, options: &str) -> Result<()> {
     let options = std::ffi::CString::new(options)?;
-    mount(kind, at, kind, MountFlags::empty(), options.as_c_str()).with_context(|| format!("mount {kind} at {at}"))
+    mount(kind, at, kind, MountFlags::empty(), options.as_c_str())
+        .with_context(|| format!("cannot mount {kind} at {at}"))
 }
 
 fn reap() {

@@ -16,14 +16,14 @@ pub struct Spec {
 /// Reads all reports of a directory. The specs are sorted by state and name.
 pub fn read(dir: &Path) -> Result<Vec<Spec>> {
     let mut specs = Vec::new();
-    let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?.flatten();
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?.flatten();
     let mut files = 0;
     for path in entries.map(|entry| entry.path()) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if name.starts_with("junit") && name.ends_with(".xml") {
             files += 1;
             let text = fs::read_to_string(&path)?;
-            specs.extend(parse(&text).with_context(|| format!("read {}", path.display()))?);
+            specs.extend(parse(&text).with_context(|| format!("cannot read {}", path.display()))?);
         }
     }
     ensure!(files > 0, "no report was written: read {}", dir.join("log").display());

@@ -248,12 +248,12 @@ impl LoadGenerator {
     /// `command` is the prefix that runs a program in the client's location.
     pub fn start(command: Command, targets: &[DialTarget]) -> Result<LoadGenerator> {
         let child = load_command(command, targets, None)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        child.map(LoadGenerator).context("start the load generator")
+        child.map(LoadGenerator).context("cannot start the load generator")
     }
 
     pub fn stop(mut self) -> Result<DialReport> {
         drop(self.0.stdin.take());
-        let output = self.0.wait_with_output().context("wait for the load generator")?;
+        let output = self.0.wait_with_output().context("cannot wait for the load generator")?;
         ensure!(output.status.success(), "the load generator exited with {}", output.status);
         Ok(serde_json::from_slice(&output.stdout)?)
     }

@@ -73,7 +73,7 @@ impl Location {
         };
         CgroupTree::find()?.join(&format!("{}/{component}", self.name()))?;
         if detach {
-            rustix::process::setsid().context("start a session")?;
+            rustix::process::setsid().context("cannot start a session")?;
         }
         command.args(arguments).env("PATH", Cache::open()?.search_path()?);
         Ok(command)
@@ -85,7 +85,7 @@ fn enter_network(name: &str) -> Result<()> {
     let file =
         File::open(&path).with_context(|| format!("{}: is the cluster running? See `kit status`", path.display()))?;
     move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-        .with_context(|| format!("enter network namespace {name}"))
+        .with_context(|| format!("cannot enter network namespace {name}"))
 }
 
 /// Runs `work` in a network namespace, in a thread of its own. Sockets created there stay in that namespace.
@@ -101,7 +101,7 @@ pub fn sysctl(name: &str, settings: &[(&str, &str)]) -> Result<()> {
     run_in(name, || {
         let paths = settings.iter().map(|(key, value)| (Path::new("/proc/sys/net").join(key), value));
         for (path, value) in paths.filter(|(path, _)| path.exists()) {
-            fs::write(&path, value).with_context(|| format!("write {value} to {}", path.display()))?;
+            fs::write(&path, value).with_context(|| format!("cannot write {value} to {}", path.display()))?;
         }
         Ok(())
     })?

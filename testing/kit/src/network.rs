@@ -152,7 +152,7 @@ pub fn namespaces() -> Vec<String> {
 pub fn remove() -> Result<()> {
     for name in namespaces() {
         // If `ip` was killed while creating one, the name is a plain file, which `ip netns del` removes too.
-        ip(None, &format!("netns del {name}\n")).with_context(|| format!("remove {NETNS_DIR}/{name}"))?;
+        ip(None, &format!("netns del {name}\n")).with_context(|| format!("cannot remove {NETNS_DIR}/{name}"))?;
     }
     Ok(())
 }

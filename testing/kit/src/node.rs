@@ -73,14 +73,14 @@ fn copy(how: &str, from: &Path, to: &Path) -> Result<()> {
 
 fn start_init(node: NodeId, cache: &Cache) -> Result<()> {
     let path = cache.log(&format!("{node}-init"));
-    let log = File::create(&path).with_context(|| format!("open {}", path.display()))?;
+    let log = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
     let mut child = Command::new(component::program()?)
         .args(["init", &node.name()])
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()
-        .context("start the init process")?;
+        .context("cannot start the init process")?;
     let timeout = Timeout::new(format!("init process of {node}"), 20, path.clone());
     wait::until(timeout, || match child.try_wait()? {
         Some(status) => bail!("the init process of {node} ended ({status}): read {}", path.display()),
@@ -92,12 +92,12 @@ fn start_init(node: NodeId, cache: &Cache) -> Result<()> {
 pub fn exec_init(node: NodeId) -> Result<()> {
     use std::os::unix::process::CommandExt;
     CgroupTree::find()?.join(&format!("{node}/{INIT}"))?;
-    rustix::process::setsid().context("start a session")?;
+    rustix::process::setsid().context("cannot start a session")?;
     let network = format!("--net={}", namespace_file(&node.namespace()).display());
     let mut command = Command::new("nsenter");
     command.args([&network, "--", "unshare", "-m", "-u", "-i", "-p", "--fork", "--kill-child", "--"]);
     command.arg(component::program()?).args(["init", "--inside", &node.name()]);
-    Err(command.exec()).context("run nsenter and unshare (package util-linux)")
+    Err(command.exec()).context("cannot run nsenter and unshare (package util-linux)")
 }
 
 pub fn containerd(node: NodeId, cache: &Cache) -> Result<Component> {
@@ -246,7 +246,7 @@ pub fn import(node: NodeId, archive: &Path, cache: &Cache) -> Result<()> {
     let mut command = Command::new(component::program()?);
     command.args(["node", &node.name(), "--"]).arg(cache.debian("usr/bin/ctr"));
     command.args(["-n", "k8s.io", "images", "import", "-"]).stdin(File::open(archive)?);
-    let output = command.output().context("run ctr")?;
+    let output = command.output().context("cannot run ctr")?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "import {} into {node}: {}", archive.display(), stderr.trim());
     Ok(())

@@ -135,7 +135,7 @@ impl GoModule {
         command.env("CGO_ENABLED", if self.name == "edge" { "1" } else { "0" });
         command.env("GOTOOLCHAIN", "local").env("GOFLAGS", "").env("GOWORK", "off");
         subprocess::run_logged(&mut command, &cache.log(&format!("build-{}", name(package))))
-            .with_context(|| format!("build {package}"))
+            .with_context(|| format!("cannot build {package}"))
     }
 }
 

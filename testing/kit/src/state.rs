@@ -40,9 +40,9 @@ impl SavedConfig {
     pub fn load() -> Result<SavedConfig> {
         let path = path("cluster.json");
         match fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).with_context(|| format!("read {}", path.display())),
+            Ok(text) => serde_json::from_slice(&text).with_context(|| format!("cannot read {}", path.display())),
             Err(error) if error.kind() == ErrorKind::NotFound => bail!("no cluster is running: run `kit up`"),
-            Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
         }
     }
 }
@@ -62,7 +62,7 @@ pub fn kubeconfig(user: &str) -> PathBuf {
 
 /// Lock that is held while a cluster is started or stopped. The kernel releases it when the holder dies.
 pub fn lock() -> Result<File> {
-    fs::create_dir_all(ROOT).with_context(|| format!("create {ROOT}"))?;
+    fs::create_dir_all(ROOT).with_context(|| format!("cannot create {ROOT}"))?;
     let file = File::open(ROOT)?;
     // A holder that was just killed may not have exited yet.
     let timeout = Timeout { what: "another `kit up` or `kit down` to end".into(), limit: LOCK_LIMIT, log: None };
@@ -80,14 +80,16 @@ pub fn make() -> Result<()> {
 
 pub fn remove() -> Result<()> {
     match fs::remove_dir_all(ROOT) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).with_context(|| format!("remove {ROOT}")),
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {ROOT}"))
+        }
         _ => Ok(()),
     }
 }
 
 pub fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
-    fs::write(path, content).with_context(|| format!("write {}", path.display()))
+    fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))
 }

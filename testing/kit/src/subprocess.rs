@@ -11,13 +11,13 @@ use anyhow::{Context, Result, bail};
 
 /// Runs a command and returns its standard output.
 pub fn run(command: &mut Command) -> Result<String> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("run {}", name(command)))?;
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {}", name(command)))?;
     check(command, output)
 }
 
 pub fn run_with_input(command: &mut Command, input: &[u8]) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().with_context(|| format!("run {}", name(command)))?;
+    let mut child = command.spawn().with_context(|| format!("cannot run {}", name(command)))?;
     // If the program ends without reading its input, its own error message is more useful than this one.
     let _ = child.stdin.take().expect("piped").write_all(input);
     let output = child.wait_with_output()?;
@@ -27,9 +27,9 @@ pub fn run_with_input(command: &mut Command, input: &[u8]) -> Result<String> {
 /// Runs a long command whose output goes to a log file. The error names that file.
 pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     let file = File::options().create(true).append(true).open(log);
-    let file = file.with_context(|| format!("open {}", log.display()))?;
+    let file = file.with_context(|| format!("cannot open {}", log.display()))?;
     let status = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).status();
-    let status = status.with_context(|| format!("run {}", name(command)))?;
+    let status = status.with_context(|| format!("cannot run {}", name(command)))?;
     if !status.success() {
         bail!("{}: {status}: read {}", name(command), log.display());
     }

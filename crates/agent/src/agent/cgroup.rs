@@ -4,6 +4,7 @@ use super::Agent;
 use crate::cgroup_rules::RuleContext;
 use crate::member::MemberUpdate;
 use beeline_datapath::cgroup;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -55,18 +56,42 @@ impl Agent {
             Err(error) => error.to_string(),
         };
         if self.pod_cgroups.members().record_failure(uid, error.clone()) {
-            tracing::warn!(pod_uid = uid, error, "the pod cannot join its LocalRedirectPolicy; retrying");
+            tracing::warn!(
+                pod_uid = uid,
+                error,
+                "cannot add the pod to the backends of its LocalRedirectPolicy; retrying"
+            );
         }
         false
     }
 
-    /// Removes the levels at which no member's cgroup is. Not before all clusters are complete: rows that are not in the
-    /// plan yet may belong to pods that are not known yet.
+    /// Writes the source addresses of pods to the kernel, if a load-balancer address is restricted to source ranges.
+    pub(super) fn update_pod_addresses(&mut self, now: Instant) {
+        if !self.reconciler.tables.has_source_ranges() {
+            return;
+        }
+        let Some(pods) = self.pod_cgroups.changed_addresses(now) else { return };
+        let levels: Result<BTreeSet<u32>, _> = pods.iter().map(|pod| cgroup::level(&pod.path)).collect();
+        let rows = pods.into_iter().map(|pod| (pod.cgroup, pod.addresses)).collect();
+        let written = levels.and_then(|levels| {
+            self.control.add_member_levels(levels)?;
+            self.pod_addresses.set(&rows, self.sources.is_complete())
+        });
+        if let Err(error) = written {
+            tracing::debug!(%error, "cannot write the addresses of pods; retrying");
+            self.pod_cgroups.mark_addresses_changed();
+        }
+    }
+
+    /// Removes the levels at which no member's cgroup is. Does nothing before all clusters are complete, because rows that
+    /// are not in the plan yet may belong to pods that are not known yet.
     pub(super) fn remove_unused_member_levels(&self) {
         if !self.sources.is_complete() {
             return;
         }
-        let levels = self.pod_cgroups.member_paths().map(cgroup::level).collect::<Result<Vec<_>, _>>();
+        let needs_all = self.reconciler.tables.has_source_ranges();
+        let addressed = self.pod_cgroups.scanned_paths().filter(|_| needs_all);
+        let levels = self.pod_cgroups.member_paths().chain(addressed).map(cgroup::level).collect::<Result<Vec<_>, _>>();
         if let Err(error) = levels.and_then(|levels| self.control.set_member_levels(levels)) {
             tracing::debug!(%error, "cannot set the levels of members' cgroups; the last ones stay in effect");
         }

@@ -1,7 +1,7 @@
 //! The agent's status and refusals.
 
 use super::Agent;
-use crate::dns;
+use crate::dns::DnsUpdater;
 use crate::reach::ReachFinding;
 use crate::source::ClusterSource;
 use crate::status;
@@ -12,7 +12,7 @@ use beeline_model::Name;
 use beeline_model::cluster::ClusterRules;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::object::Node;
-use beeline_model::refusal::{ObjectRef, Refusal, RefusalReason};
+use beeline_model::refusal::Refusal;
 use beeline_model::rules::HostRole;
 use std::time::{Instant, SystemTime};
 
@@ -48,12 +48,7 @@ impl Agent {
         {
             return None;
         }
-        let name = rules.node_name.clone();
-        let message = format!(
-            "there is no Node named {name}, so no endpoint counts as local and topology hints are not used: check --node-name"
-        );
-        let node = ObjectRef { kind: "Node", cluster: None, namespace: None, name };
-        Some(Refusal::new(node, RefusalReason::NodeNotFound, message))
+        Some(Refusal::node_not_found(rules.node_name.clone()))
     }
 
     /// On a host outside the cluster the host's name.
@@ -99,7 +94,7 @@ impl Agent {
             live: program.is_attached(),
             self_test: self.self_test.clone(),
             exact_udp_reaping: self.udp_reaper.is_exact(),
-            empty_local: self.settings.rules.empty_local,
+            no_local_endpoint_action: self.settings.rules.no_local_endpoint_action,
             sizes: self.settings.kernel.sizes,
         }
     }
@@ -144,13 +139,7 @@ impl Agent {
             events: self.control.event_level().to_string(),
             node_addresses: own.map(|(address, _)| address.to_string()).collect(),
             nodes: planner.nodes().map(|node| (display_name(node), addresses(node))).collect(),
-            dns: self
-                .settings
-                .listeners
-                .dns
-                .as_ref()
-                .zip(self.names())
-                .map(|(settings, names)| dns::status(settings, names)),
+            dns: self.dns().map(DnsUpdater::status),
             zone: planner.own_node().and_then(|node| node.zone.as_ref()).map(|zone| zone.to_string()),
         }
     }

@@ -57,10 +57,10 @@ impl PortLabels {
 type Value = fn(&Counters) -> u64;
 
 const METRICS: [(&str, &str, Value); 7] = [
-    ("beeline_dials", "Dials of the service port", |c| c.dials),
+    ("beeline_dials", "Dials of the service port that got a backend", |c| c.dials),
     ("beeline_dials_refused", "Dials that were refused because the service port has no backend", |c| c.refused),
     ("beeline_dials_no_local", "Dials without an endpoint on the node that a Local policy requires", |c| c.no_local),
-    ("beeline_affinity_hits", "Dials that kept the backend of their session affinity", |c| c.affinity_hits),
+    ("beeline_affinity_hits", "Dials that session affinity sent to the same backend as before", |c| c.affinity_hits),
     ("beeline_picks_raced", "Picks of a backend that were repeated because they raced with a change", |c| c.raced),
     ("beeline_dials_source_denied", "Dials from outside of loadBalancerSourceRanges", |c| c.source_denied),
     ("beeline_dials_limited", "Dials over the connection limit of a policy", |c| c.limited),

@@ -2,6 +2,7 @@
 //! and come back. An ICMP error from a router or firewall, or no answer, does not.
 
 use beeline_datapath::tcp;
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -38,7 +39,7 @@ fn start_connect(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::from(address)) {
-        Err(error) if error.raw_os_error() != Some(nix::errno::Errno::EINPROGRESS as i32) => return Err(error),
+        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => return Err(error),
         _ => {}
     }
     TcpStream::from_std(socket.into())

@@ -10,6 +10,7 @@ use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteType};
 use rtnetlink::{Error, Handle, IpVersion, MulticastGroup, RouteMessageBuilder};
+use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -185,14 +186,14 @@ fn route_match(message: &RouteMessage) -> RouteMatch {
 
 /// The kernel reports each kind of blocking route as a negative errno.
 fn block_reason(code: i32) -> Option<BlockReason> {
-    use nix::errno::Errno;
-    match Errno::from_raw(-code) {
-        Errno::ENETUNREACH | Errno::ESRCH => Some(BlockReason::NoRoute),
-        Errno::EINVAL => Some(BlockReason::Blackhole),
-        Errno::EHOSTUNREACH => Some(BlockReason::Unreachable),
-        Errno::EACCES => Some(BlockReason::Prohibit),
-        _ => None,
-    }
+    let reasons = [
+        (Errno::NETUNREACH, BlockReason::NoRoute),
+        (Errno::SRCH, BlockReason::NoRoute),
+        (Errno::INVAL, BlockReason::Blackhole),
+        (Errno::HOSTUNREACH, BlockReason::Unreachable),
+        (Errno::ACCESS, BlockReason::Prohibit),
+    ];
+    reasons.into_iter().find(|(errno, _)| errno.raw_os_error() == -code).map(|(_, reason)| reason)
 }
 
 fn candidate(message: &RouteMessage) -> Option<IpNet> {

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub enum RouteMatch {
     /// A route more specific than the default route.
     Specific(IpNet),
-    /// Only a default route. Whether a router behind it reaches the address, only a probe can tell.
+    /// Only a default route. Only a probe shows whether a router behind it reaches the address.
     Default,
     Blocked(BlockReason),
 }

@@ -1,5 +1,5 @@
-//! Tracks how each group of pods is reached, by which evidence, and which endpoint to probe next. Plain state: the time is
-//! a parameter; netlink and sockets are elsewhere.
+//! Tracks how each group of pods is reached, by which evidence, and which endpoint to probe next. It does no
+//! input or output: the time is a parameter, and `reach.rs` reads routes and sends probes.
 //!
 //! - A route more specific than the default route: direct, without probes.
 //! - No route, or one that blocks: through the node.
@@ -9,6 +9,8 @@
 
 use super::probe::ProbeResult;
 use super::route_match::RouteMatch;
+use super::{ProbeRate, ReachFinding, ReachTarget};
+use beeline_cluster::RateLimiter;
 use beeline_model::Address;
 use beeline_model::reach::{PodGroup, Reachability};
 use std::collections::BTreeMap;
@@ -22,14 +24,6 @@ const MAX_MISSES: u32 = 3;
 /// a moment come back.
 const RETENTION: Duration = Duration::from_secs(600);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProbeRate {
-    /// The time between two probes of a group.
-    pub interval: Duration,
-    /// The limit over all groups.
-    pub per_second: usize,
-}
-
 impl ProbeRate {
     /// The time until the next probe after one without an answer. It is shorter than the interval, so that a lost path is
     /// found in seconds.
@@ -37,9 +31,6 @@ impl ProbeRate {
         (self.interval / 10).clamp(Duration::from_millis(200), Duration::from_secs(3))
     }
 }
-
-/// A group, and its ready endpoints that may be probed.
-pub type ReachTarget = (PodGroup, Vec<(Address, u16)>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Evidence {
@@ -112,26 +103,16 @@ impl GroupState {
     }
 }
 
-/// The result of one group, as `status` shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReachFinding {
-    pub group: PodGroup,
-    pub found: Reachability,
-    pub since: Instant,
-    pub evidence: String,
-}
-
 pub struct ReachTracker {
     rate: ProbeRate,
     groups: BTreeMap<PodGroup, GroupState>,
-    /// The number of probes that may start now, at the time of `refilled`.
-    tokens: f64,
-    refilled: Instant,
+    limiter: RateLimiter,
 }
 
 impl ReachTracker {
     pub fn new(rate: ProbeRate, now: Instant) -> ReachTracker {
-        ReachTracker { rate, groups: BTreeMap::new(), tokens: rate.per_second as f64, refilled: now }
+        let per_second = rate.per_second as f64;
+        ReachTracker { rate, groups: BTreeMap::new(), limiter: RateLimiter::new(per_second, per_second, now) }
     }
 
     /// Sets the groups that the plan needs. Returns whether routes have to be looked up.
@@ -190,29 +171,22 @@ impl ReachTracker {
 
     /// The endpoints to probe now within the rate limit, those that waited longest first.
     pub fn due_probes(&mut self, now: Instant) -> Vec<(PodGroup, SocketAddr)> {
-        let limit = self.rate.per_second as f64;
-        let refill = now.saturating_duration_since(self.refilled).as_secs_f64() * limit;
-        self.tokens = (self.tokens + refill).min(limit);
-        self.refilled = now;
         let mut due: Vec<(&PodGroup, &mut GroupState)> =
             self.groups.iter_mut().filter(|(_, state)| state.is_due(now)).collect();
         due.sort_by_key(|(_, state)| state.next_probe);
-        due.truncate(self.tokens as usize);
-        self.tokens -= due.len() as f64;
         let start = |(group, state): (&PodGroup, &mut GroupState)| {
             let (address, port) = state.ready[state.next_endpoint % state.ready.len()];
             state.probing = true;
             (group.clone(), SocketAddr::new(address.ip(), port))
         };
-        due.into_iter().map(start).collect()
+        due.into_iter().take_while(|_| self.limiter.try_take(now)).map(start).collect()
     }
 
     /// When to call `due_probes` again.
     pub fn next_probe(&self, now: Instant) -> Option<Instant> {
         let waits = |state: &&GroupState| state.is_due(state.next_probe.max(now));
         let first = self.groups.values().filter(waits).map(|state| state.next_probe).min()?;
-        let token = if self.tokens < 1.0 { now + Duration::from_secs(1) / self.rate.per_second as u32 } else { now };
-        Some(first.max(token))
+        Some(first.max(now + self.limiter.until_token(now)))
     }
 
     /// Records the result of a probe. Returns whether the reachability changed.

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A parameter of the code that uses it, so that tests can simulate a reboot.
+/// A source of the time. It is a parameter, so that tests can simulate a reboot.
 pub trait Clock: Send + Sync {
     fn now(&self) -> ClockReading;
 }

@@ -1,5 +1,5 @@
-//! Records the objects of one source and decides when they are written to disk. Plain state except for the files: the
-//! clock is a parameter.
+//! Records the objects of one source and decides when they are written to disk. The clock is a
+//! parameter.
 
 use super::clock::{Clock, ClockReading};
 use super::error::SnapshotError;
@@ -19,7 +19,7 @@ const MAX_INTERVAL: Duration = Duration::from_secs(600);
 /// A snapshot without changes is written again after this time, because its age counts from the last write.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// What is known about the files.
+/// The state of the files on disk.
 #[derive(Clone, Debug, Default)]
 pub struct DiskState {
     /// The time that the newest usable file reflects.

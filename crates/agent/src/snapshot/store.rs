@@ -5,23 +5,16 @@ use super::clock::{Clock, SystemClock};
 use super::file::{LoadedSnapshot, SnapshotFiles};
 use super::recorder::{DiskState, SnapshotRecorder, WriteJob};
 use crate::cluster_id::ClusterIdStore;
+use crate::settings::SnapshotSettings;
 use beeline_api::SnapshotStatus;
 use beeline_cluster::ChangeBatch;
 use beeline_model::Name;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How often the task looks for due writes.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SnapshotSettings {
-    pub dir: PathBuf,
-    /// `None` means any age.
-    pub max_age: Option<Duration>,
-}
 
 /// The snapshot of one cluster. The recorder's lock is never held during disk access, so that neither the source nor
 /// `status` waits for the disk.
@@ -69,6 +62,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SnapshotStore {
+    /// `None` if the settings ask for no snapshots.
+    pub(crate) fn open(
+        settings: Option<SnapshotSettings>,
+        cluster_ids: &Arc<ClusterIdStore>,
+    ) -> Option<Arc<SnapshotStore>> {
+        settings.map(|settings| Arc::new(SnapshotStore::new(settings, cluster_ids.clone())))
+    }
+
     pub(crate) fn new(settings: SnapshotSettings, cluster_ids: Arc<ClusterIdStore>) -> SnapshotStore {
         SnapshotStore { settings, cluster_ids, clusters: Mutex::default() }
     }

@@ -19,7 +19,7 @@ struct BackendRow {
 }
 
 pub fn run(query: &QueryArgs) -> anyhow::Result<ExitCode> {
-    let tables = LiveTables::open(&query.paths.pin_dir)?;
+    let tables = LiveTables::of_agent(&query.paths)?;
     let counters = tables.counters()?;
     let roles = [(1, "cluster"), (2, "local"), (4, "node")];
     let backends = tables.rows.backends.iter();

@@ -2,6 +2,7 @@
 
 use super::usage;
 use crate::args::CleanupArgs;
+use crate::live_tables::pin_dir;
 use crate::options::Options;
 use crate::print;
 use anyhow::Context;
@@ -10,7 +11,7 @@ use std::process::ExitCode;
 
 pub fn run(cleanup: &CleanupArgs) -> anyhow::Result<ExitCode> {
     let options = options(cleanup).map_err(usage)?;
-    let dir = options.as_ref().map_or_else(|| cleanup.query.paths.pin_dir.clone(), Options::pin_dir);
+    let dir = options.as_ref().map_or_else(|| pin_dir(&cleanup.query.paths, None), Options::pin_dir);
     let removed = beeline_datapath::program::cleanup(&dir)?;
     remove_view_cgroups(options.as_ref());
     print::write(cleanup.query.output, &removed, || {

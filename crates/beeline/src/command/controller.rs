@@ -104,7 +104,7 @@ impl ControllerOptions {
             namespace: self.namespace.clone(),
             report_namespace: self.report_namespace.clone(),
             identity: self.identity.clone().map_or_else(default_identity, Ok)?,
-            virtual_ranges: if cidrs.is_empty() { virtual_address::default_ranges() } else { cidrs },
+            virtual_address_cidrs: if cidrs.is_empty() { virtual_address::default_ranges() } else { cidrs },
             overlap: match self.policy_overlap {
                 PolicyOverlapArg::Refuse => Overlap::Refuse,
                 PolicyOverlapArg::Allow => Overlap::Allow,
@@ -118,6 +118,7 @@ impl ControllerOptions {
             lease_duration: self.lease_duration.0,
             health_address: self.healthz_bind_address.enabled().map(|address| address.0),
             drain: self.shutdown_delay.0,
+            commit: env!("BEELINE_COMMIT"),
         })
     }
 }
@@ -129,7 +130,8 @@ fn at_least(option: &str, given: HumanDuration, minimum: Duration) -> anyhow::Re
 
 fn default_identity() -> anyhow::Result<String> {
     let path = "/proc/sys/kernel/hostname";
-    let host = std::fs::read_to_string(path).with_context(|| format!("--identity is not set, and {path} failed"))?;
+    let host = std::fs::read_to_string(path)
+        .with_context(|| format!("--identity is not set, and its default cannot be read from {path}"))?;
     Ok(format!("{}-{}", host.trim(), std::process::id()))
 }
 

@@ -43,7 +43,7 @@ fn read(path: &Path) -> anyhow::Result<Option<String>> {
         Ok(text) if text.starts_with(MARKER) => Ok(Some(text)),
         Ok(_) => bail!("{} was not written by `beeline dns route`: move it away first", path.display()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
 }
 
@@ -128,14 +128,18 @@ fn address_and_domains(route: &DnsRouteArgs) -> anyhow::Result<(SocketAddr, Vec<
     if let (Some(address), Some(domains)) = (route.address, route.domains.clone()) {
         return Ok((address, domains));
     }
-    let status = AgentClient::new(&route.socket).status().context("give --address and --domains")?;
+    let status = AgentClient::new(&route.socket)
+        .status()
+        .context("cannot ask the agent for its DNS address; give --address and --domains")?;
     let Some(dns) = status.dns else {
         return Err(anyhow!(
             "the agent at {} serves no DNS: start it with --dns-address, or give --address and --domains",
             route.socket.display()
         ));
     };
-    let address = route.address.map_or_else(|| dns.address.parse().context("address of the agent's DNS server"), Ok)?;
+    let address = route
+        .address
+        .map_or_else(|| dns.address.parse().context("cannot parse the address of the agent's DNS server"), Ok)?;
     Ok((address, route.domains.clone().unwrap_or(dns.domains)))
 }
 

@@ -4,7 +4,7 @@
 use super::CHECK_FAILED;
 use super::agent::is_bpffs;
 use crate::args::DoctorArgs;
-use crate::live_tables::LiveTables;
+use crate::live_tables::{LiveTables, pin_dir};
 use crate::print;
 use beeline_api::{AgentClient, AgentStatus};
 use beeline_datapath::{cgroup, query};
@@ -50,16 +50,10 @@ pub fn run(doctor: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let paths = &doctor.query.paths;
     let status = AgentClient::new(&paths.socket).status().ok();
     let cgroup = served_cgroup(doctor.cgroup.clone(), status.as_ref());
-    let mut checks = vec![
-        capabilities(),
-        kernel(),
-        btf(),
-        bpffs(&paths.pin_dir),
-        cgroup2(cgroup.as_deref()),
-        errno(),
-        udp_sockets(),
-    ];
-    checks.extend(status.and_then(|status| api_server(&status, &paths.pin_dir)));
+    let pin_dir = pin_dir(paths, status.as_ref());
+    let mut checks =
+        vec![capabilities(), kernel(), btf(), bpffs(&pin_dir), cgroup2(cgroup.as_deref()), errno(), udp_sockets()];
+    checks.extend(status.and_then(|status| api_server(&status, &pin_dir)));
     checks.extend(cgroup.as_deref().map(hooks).unwrap_or_default());
     print::write(doctor.query.output, &checks, || table(&checks))?;
     let failed = checks.iter().any(|check| check.level == Level::Wrong);

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 pub fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
-    let tables = LiveTables::open(&args.query.paths.pin_dir)?;
+    let tables = LiveTables::of_agent(&args.query.paths)?;
     let status = || AgentClient::new(&args.query.paths.socket).status().ok();
     let rows = match args.table {
         DumpTable::Service => service_rows(&tables, status().map(|status| status.node).as_deref()),
@@ -172,7 +172,7 @@ fn node_rows(tables: &LiveTables) -> Vec<DumpRow> {
             ("cluster", node.cluster.to_string()),
             ("own", word(node.own)),
             ("hostOnly", word(node.loopback)),
-            ("exactLoopback", word(node.alone)),
+            ("exactLoopback", word(node.exact_loopback)),
         ],
     };
     tables.rows.nodes.iter().map(row).collect()

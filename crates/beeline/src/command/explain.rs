@@ -10,7 +10,7 @@ use super::policies::why_empty;
 use super::services::{kind_name, role_name};
 use super::{NotFound, usage};
 use crate::args::{ExplainArgs, OutputFormat};
-use crate::live_tables::LiveTables;
+use crate::live_tables::{LiveTables, pin_dir};
 use crate::print;
 use crate::views::ViewNames;
 use anyhow::anyhow;
@@ -23,7 +23,7 @@ use beeline_model::event::{Action, Reason};
 use beeline_model::policy::Limit;
 use beeline_model::resolve::{Dial, Verdict, resolve, resolve_with};
 use beeline_model::row::{FrontendKey, FrontendKind, OwnerId, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::NoLocalEndpointAction;
 use client::ExplainClient;
 use destination::Destination;
 use serde::Serialize;
@@ -48,16 +48,16 @@ struct DialExplanation {
     set: Option<String>,
     affinity_seconds: u32,
     backends: Vec<String>,
-    /// The sets of the frontend, in the order in which they are asked.
+    /// The sets of the frontend, in the order in which they are tried.
     order: Vec<SetStep>,
-    /// Policies for this address or Service that have no part in this dial. Empty without an agent.
+    /// Policies for this address or Service that are not used for this dial. Empty without an agent.
     skipped_policies: Vec<SkippedPolicy>,
     /// `None` without an agent.
     endpoints: Option<ServiceExplanation>,
 }
 
 impl DialExplanation {
-    /// Of a dial that no table was read for.
+    /// The explanation of a dial that is left unchanged before any table is read.
     fn untouched(dialled: &str, from: Option<String>, because: String) -> DialExplanation {
         DialExplanation {
             dialled: dialled.to_owned(),
@@ -104,7 +104,7 @@ pub fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let destination: Destination = args.dial.parse().map_err(usage)?;
     let agent = Agent::new(args);
     let location = args.from.as_deref().map(|from| client::locate(from, &agent.client)).transpose()?;
-    let tables = LiveTables::open(&args.query.paths.pin_dir)?;
+    let tables = LiveTables::open(&pin_dir(&args.query.paths, agent.status.as_ref().ok()))?;
     let mut client = match location {
         Some(location) => ExplainClient::new(location, &tables, &agent)?,
         None => ExplainClient::host(),
@@ -144,8 +144,8 @@ impl Agent {
         Agent { client, status, views }
     }
 
-    fn empty_local(&self) -> EmptyLocal {
-        self.status.as_ref().map(|status| status.kernel.empty_local).unwrap_or_default()
+    fn no_local_endpoint_action(&self) -> NoLocalEndpointAction {
+        self.status.as_ref().map(|status| status.kernel.no_local_endpoint_action).unwrap_or_default()
     }
 
     fn view_number(&self, name: &str) -> anyhow::Result<u32> {
@@ -171,9 +171,9 @@ impl Explainer<'_> {
             return Ok(DialExplanation::untouched(dialled, from, because));
         }
         let dial = &Dial { now: monotonic(), ..self.client.dial(dial) };
-        let levels = self.bucket_levels(&resolve(&self.tables.rows, dial, self.agent.empty_local()))?;
+        let levels = self.bucket_levels(&resolve(&self.tables.rows, dial, self.agent.no_local_endpoint_action()))?;
         let mut buckets = levels.iter().map(|(policy, level)| (*policy, *level)).collect();
-        let verdict = resolve_with(&self.tables.rows, dial, self.agent.empty_local(), &mut buckets);
+        let verdict = resolve_with(&self.tables.rows, dial, self.agent.no_local_endpoint_action(), &mut buckets);
         if verdict.found.is_none() && dial.port == 0 {
             return Err(NotFound("port 0 is not a destination port".into()).into());
         }
@@ -343,12 +343,12 @@ mod tests {
     use beeline_model::{Address, Protocol};
 
     #[test]
-    fn a_policy_without_a_part_says_why() {
+    fn a_policy_that_is_not_used_is_listed_with_its_reason() {
         let dial = Dial::to(Address::from("10.96.0.10".parse::<std::net::IpAddr>().unwrap()), 80, Protocol::Tcp);
         let why = |kind, set, ports: Option<&[&str]>, refused: Option<&str>| {
             let key = FrontendKey::new(dial.address, dial.port, dial.protocol);
             let found = FrontendMatch { key, set, kind, foreign: false };
-            let nothing = resolve(&Rows::default(), &dial, EmptyLocal::Refuse);
+            let nothing = resolve(&Rows::default(), &dial, NoLocalEndpointAction::Refuse);
             let verdict = Verdict { found: Some(found), path: vec![set], ..nothing };
             let ports = ports.map(|ports| ports.iter().map(ToString::to_string).collect());
             why_skipped(&PolicyReport { ports, refused: refused.map(refusal), ..report() }, &verdict, &dial)

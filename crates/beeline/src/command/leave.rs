@@ -64,7 +64,7 @@ fn choose<'a>(host: &'a JoinedHost, given: Option<&'a str>) -> anyhow::Result<&'
             "{name} was added to the configuration by hand: `beeline leave {name}` removes it nevertheless"
         ))),
         (None, []) => Err(NotFound("this host has joined no cluster".into()).into()),
-        (None, _) => Err(usage(anyhow!("which cluster? This host has joined several: {}", names.join(", ")))),
+        (None, _) => Err(usage(anyhow!("name the cluster to leave; this host has joined {}", names.join(", ")))),
         (Some(name), _) if names.contains(&name) || host.has_leftovers(name) => Ok(name),
         (Some(name), _) => Err(NotFound(format!("this host has not joined {name}: {joined}")).into()),
     }

@@ -5,12 +5,16 @@ mod backends;
 mod cleanup;
 pub mod controller;
 mod crds;
+#[cfg(feature = "outside")]
 mod dns;
 mod doctor;
 mod dump;
 mod explain;
+#[cfg(feature = "outside")]
 mod grant;
+#[cfg(feature = "outside")]
 mod join;
+#[cfg(feature = "outside")]
 mod leave;
 mod man;
 mod monitor;
@@ -21,7 +25,9 @@ mod serve;
 mod services;
 mod status;
 
-use crate::args::{Args, Command, DnsCommand};
+#[cfg(feature = "outside")]
+use crate::args::DnsCommand;
+use crate::args::{Args, Command};
 use clap::CommandFactory;
 use std::process::ExitCode;
 
@@ -71,18 +77,36 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Monitor(monitor) => monitor::run(&monitor),
         Command::Events(events) => monitor::set_level(&events),
         Command::Doctor(doctor) => doctor::run(&doctor),
+        #[cfg(feature = "outside")]
         Command::Dns(DnsCommand::Route(route)) => dns::route(&route),
         Command::Cleanup(cleanup) => cleanup::run(&cleanup),
         Command::Crds => crds::run(),
+        #[cfg(feature = "outside")]
         Command::Grant(grant) => grant::run(&grant),
+        #[cfg(feature = "outside")]
         Command::Revoke(account) => grant::revoke(&account),
+        #[cfg(feature = "outside")]
         Command::Join(join) => join::run(&join),
+        #[cfg(feature = "outside")]
         Command::Leave(leave) => leave::run(&leave),
+        #[cfg(not(feature = "outside"))]
+        Command::Other(words) => Err(usage(other(words.first().map_or("", String::as_str)))),
         Command::Man { dir } => man::run(&dir),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "beeline", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+/// The error of a command that is not in this binary.
+#[cfg(not(feature = "outside"))]
+fn other(command: &str) -> anyhow::Error {
+    match command {
+        "dns" | "grant" | "join" | "leave" | "revoke" => {
+            crate::options::feature::left_out(&format!("beeline {command}"))
+        }
+        unknown => anyhow::anyhow!("unknown command {unknown}; `beeline --help` lists the commands"),
     }
 }
 

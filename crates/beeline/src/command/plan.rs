@@ -20,7 +20,7 @@ use beeline_model::policy::Limit;
 use beeline_model::publish::{Publisher, UnknownNamespace};
 use beeline_model::refusal::Refusal;
 use beeline_model::row::{FrontendKind, Rows, SetRow, Sizes, WhenEmpty};
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::{HostRole, NoLocalEndpointAction};
 use beeline_model::table::Tables;
 use beeline_model::{Name, PortName};
 use serde::Serialize;
@@ -93,23 +93,28 @@ fn compute(options: &Options) -> anyhow::Result<PlanResult> {
     let mut refusals = Vec::new();
     let clusters = options.cluster_list().map_err(usage)?.clusters;
     for cluster in &clusters {
-        let loaded = load(cluster).with_context(|| format!("cluster {}", cluster.rules.name))?;
+        let loaded = load(cluster).with_context(|| format!("cannot read cluster {}", cluster.rules.name))?;
         refusals.extend(loaded.refusals.clone());
         loaded.into_changes().into_iter().for_each(|change| snapshot.apply(change));
     }
-    let empty_local = rules.empty_local;
+    let (no_local_endpoint_action, is_node, node_name) =
+        (rules.no_local_endpoint_action, rules.host_role == HostRole::Node, rules.node_name.clone());
     let mut planner = Planner::new(rules);
     let names: BTreeSet<Name> = clusters.iter().filter_map(|cluster| cluster.rules.view.clone()).collect();
     planner.set_views(names.clone());
     apply_all(&mut planner, snapshot, publisher(options, &clusters));
     let delta = planner.take_full_delta();
     refusals.extend(planner.refusals());
+    // As in the agent: manifests without Nodes are complete, but with Nodes the own one is expected.
+    if is_node && planner.nodes().next().is_some() && planner.own_node().is_none() {
+        refusals.push(Refusal::node_not_found(node_name));
+    }
     let sizes = Sizes::for_services(2_000_000);
     let (mut tables, mut memory) = (Tables::new(sizes), MemoryMaps::new(sizes));
     reconcile(&mut tables, &mut memory, &delta, true);
     let policies = planner.policies();
     let views = names.into_iter().filter_map(|name| Some((planner.view(&name)?, name))).collect();
-    Ok(PlanResult { frontends: frontends(&memory.rows, empty_local), views, policies, refusals })
+    Ok(PlanResult { frontends: frontends(&memory.rows, no_local_endpoint_action), views, policies, refusals })
 }
 
 fn load(cluster: &ClusterSettings) -> anyhow::Result<Snapshot> {
@@ -118,6 +123,7 @@ fn load(cluster: &ClusterSettings) -> anyhow::Result<Snapshot> {
             Ok(FolderSource::new(path, &cluster.rules.name, service_filter).load()?)
         }
         SourceSettings::Server(server) => list(*server),
+        #[cfg(feature = "outside")]
         SourceSettings::Edge(edge) => super::block_on(async { Ok(edge.load().await?) }),
     }
 }
@@ -154,12 +160,12 @@ fn list(server: ApiServerSource) -> anyhow::Result<Snapshot> {
     Ok(snapshot)
 }
 
-fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
+fn frontends(rows: &Rows, no_local_endpoint_action: NoLocalEndpointAction) -> Vec<Frontend> {
     let mut all = Vec::new();
     for (key, row) in &rows.frontends {
         let (Some(protocol), Some(set)) = (key.protocol, rows.sets.get(row.set)) else { continue };
         let BackendSet { owner, backends, limit } = backend_set(rows, set);
-        let node_port = NodePortAddresses::of(rows, key, empty_local).unwrap_or_default();
+        let node_port = NodePortAddresses::of(rows, key, no_local_endpoint_action).unwrap_or_default();
         all.push(Frontend {
             view: key.view,
             address: key.address.to_string(),
@@ -173,9 +179,9 @@ fn frontends(rows: &Rows, empty_local: EmptyLocal) -> Vec<Frontend> {
             refusing_node_addresses: node_port.refused,
             untouched_node_addresses: node_port.untouched,
             then: next_sets(rows, set),
-            when_empty: match (set.header.next, set.when_empty(), empty_local) {
+            when_empty: match (set.header.next, set.when_empty(), no_local_endpoint_action) {
                 (next, ..) if next != 0 => "next",
-                (_, WhenEmpty::Fail, EmptyLocal::Drop) => "untouched",
+                (_, WhenEmpty::Fail, NoLocalEndpointAction::Drop) => "untouched",
                 _ => "refuse",
             },
         });
@@ -257,8 +263,9 @@ fn table(planned: &[Frontend], views: &ViewNames) -> String {
 /// Prints the differences between the plan and the tables in the kernel.
 fn diff(options: &Options, planned: &[Frontend], views: &ViewNames) -> anyhow::Result<ExitCode> {
     let live = LiveTables::open(&options.pin_dir())?;
-    let empty_local = options.rules()?.empty_local;
-    let have: BTreeSet<String> = frontends(&live.rows, empty_local).iter().map(|f| line(f, views)).collect();
+    let no_local_endpoint_action = options.rules()?.no_local_endpoint_action;
+    let have: BTreeSet<String> =
+        frontends(&live.rows, no_local_endpoint_action).iter().map(|f| line(f, views)).collect();
     let want: BTreeSet<String> = planned.iter().map(|f| line(f, views)).collect();
     have.difference(&want).for_each(|l| println!("- {l}"));
     want.difference(&have).for_each(|l| println!("+ {l}"));

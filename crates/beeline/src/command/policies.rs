@@ -44,7 +44,7 @@ fn acceptance(report: &PolicyReport) -> String {
     }
 }
 
-/// Why the policy has no part in the dials to its target.
+/// Why the policy is not used for dials to its target.
 pub fn why_unused(report: &PolicyReport) -> String {
     let unused = |frontend: &&PolicyFrontend| {
         matches!(frontend.precedence, FrontendPrecedence::ShadowedBy(_) | FrontendPrecedence::AddressTakenBy(_))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 /// The default of `BEELINE_LOG`. The Kubernetes client would log every failed attempt, but the sources already log the
-/// begin and the end of an outage; the DNS library would log every query.
+/// start and the end of an outage; the DNS library would log every query.
 const LOG_FILTER: &str = "info,kube_client=off,hickory_server=warn";
 
 /// How long to wait at the end for threads that cannot be interrupted, such as a credential plugin that hangs.

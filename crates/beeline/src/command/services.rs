@@ -17,7 +17,7 @@ use std::process::ExitCode;
 #[serde(rename_all = "camelCase")]
 struct FrontendRow {
     cluster: String,
-    /// 0 means that processes without a view have it too.
+    /// The number of the view; 0 is the default view.
     view: u32,
     /// The name of the view, where an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,7 +26,7 @@ struct FrontendRow {
     service: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy_kind: Option<String>,
-    /// NAMESPACE/NAME of what takes the dials that a policy passes on.
+    /// NAMESPACE/NAME of the policies and Services that are used when this one has no backend, in order.
     #[serde(skip)]
     next: Vec<String>,
     port: String,
@@ -130,7 +130,7 @@ pub fn role_name(role: Role) -> &'static str {
 }
 
 pub fn run(args: &ServicesArgs) -> anyhow::Result<ExitCode> {
-    let tables = LiveTables::open(&args.query.paths.pin_dir)?;
+    let tables = LiveTables::of_agent(&args.query.paths)?;
     let mut rows = collect(&tables)?;
     rows.retain(|row| args.namespace.as_ref().is_none_or(|namespace| row.is_in_namespace(namespace)));
     if let Some(name) = args.names.iter().find(|name| !rows.iter().any(|row| row.is_named(name))) {

@@ -4,7 +4,7 @@ mod text;
 
 use super::CHECK_FAILED;
 use crate::args::QueryArgs;
-use crate::live_tables::LiveTables;
+use crate::live_tables::{LiveTables, pin_dir};
 use crate::print;
 use beeline_api::{AgentClient, AgentStatus, ClientError};
 use serde::Serialize;
@@ -58,20 +58,17 @@ pub fn run(query: &QueryArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn tables_status(query: &QueryArgs) -> anyhow::Result<TablesStatus> {
-    let tables = LiveTables::open(&query.paths.pin_dir)?;
+    let pin_dir = pin_dir(&query.paths, None);
+    let tables = LiveTables::open(&pin_dir)?;
     let control = tables.control()?;
     let rows = &tables.rows;
     Ok(TablesStatus {
         agent: format!("none at {}", query.paths.socket.display()),
         last_heartbeat: control.heartbeat_age().map(|age| format!("{:.1} s ago", age.as_secs_f64())),
         agent_down_action: control
-            .orphan_timeout()
+            .agent_down_timeout()
             .map_or("keep".to_owned(), |timeout| format!("passthrough after {} s", timeout.as_secs())),
-        kernel: TablesLocation {
-            pin_dir: query.paths.pin_dir.clone(),
-            layout: tables.meta.layout,
-            generation: tables.meta.generation,
-        },
+        kernel: TablesLocation { pin_dir, layout: tables.meta.layout, generation: tables.meta.generation },
         counts: TableCounts {
             frontends: rows.frontends.keys().filter(|k| k.protocol.is_some()).count(),
             sets: rows.sets.len(),
@@ -81,7 +78,7 @@ fn tables_status(query: &QueryArgs) -> anyhow::Result<TablesStatus> {
     })
 }
 
-/// Only one cluster, and it is the node's own: its name is not worth a line.
+/// Whether the only cluster is the node's own. Its name is not printed then.
 fn is_plain(status: &AgentStatus) -> bool {
     use beeline_model::name::LOCAL_CLUSTER;
     use beeline_model::rules::HostRole;

@@ -2,8 +2,7 @@
 
 use super::{ClusterOptions, ListenAddress, Options, OrOff};
 use anyhow::{Context, anyhow, bail, ensure};
-use beeline_agent::{DnsSettings, DnsView};
-use beeline_dns::Zone;
+use beeline_agent::{DnsSettings, DnsView, Zone};
 use beeline_model::Name;
 use beeline_model::address::parse_ip;
 use ipnet::IpNet;

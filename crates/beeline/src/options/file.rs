@@ -20,6 +20,7 @@ pub fn parse(text: &str) -> anyhow::Result<Options> {
 }
 
 /// Parses the options of these keys only, so that a wrong value of another key is no error.
+#[cfg(feature = "outside")]
 pub fn parse_keys(text: &str, keys: &[&str]) -> anyhow::Result<Options> {
     check_keys(text)?;
     let mut file: BTreeMap<String, Value> = serde_saphyr::from_str(text).map_err(|error| describe(text, &error))?;

@@ -3,7 +3,7 @@
 use super::value::{HumanDuration, MaxAge};
 use super::{Options, PIN_DIR, SOCKET, STATE_DIR};
 use anyhow::ensure;
-use beeline_agent::snapshot::SnapshotSettings;
+use beeline_agent::SnapshotSettings;
 use beeline_model::rules::HostRole;
 use std::path::{Path, PathBuf};
 

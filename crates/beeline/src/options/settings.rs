@@ -25,8 +25,8 @@ impl Options {
             pin_dir: self.pin_dir(),
             sizes: self.sizes()?,
             event_level: self.events.unwrap_or(EventLevel::Failures),
-            orphan: self.agent_down_action.map_or(beeline_agent::OrphanMode::Keep, Into::into),
-            untouched_cgroups: self.exclude_cgroup.clone(),
+            agent_down_action: self.agent_down_action.map_or(beeline_agent::AgentDownAction::Keep, Into::into),
+            excluded_cgroups: self.exclude_cgroup.clone(),
             self_test: self.self_test.is_none_or(Into::into),
             skip_grace: self.unsafe_skip_grace,
         };
@@ -49,7 +49,7 @@ impl Options {
             probe_interval: interval(self.probe_interval),
             sync_period: interval(self.sync_period),
             fixed_addresses: self.node_addresses.is_some(),
-            token_renew_fraction: self.token_renewal_percent.map_or(beeline_join::DEFAULT_RENEW_FRACTION, percent),
+            token_renew_fraction: self.token_renewal_percent.map(percent),
             controller: self.controller(),
             beside_kube_proxy: self.beside_kube_proxy,
             report_interval: self.report_interval().filter(|_| role == HostRole::Node),
@@ -60,8 +60,8 @@ impl Options {
         let mut rules = Rules::for_node(self.own_node_name()?);
         rules.host_role = self.host_role();
         rules.clusters = self.cluster_rules()?;
-        rules.local_policy = self.local_traffic_policy.map_or_else(Default::default, Into::into);
-        rules.empty_local = self.no_local_endpoint_action.map_or_else(Default::default, Into::into);
+        rules.local_traffic_policy = self.local_traffic_policy.map_or_else(Default::default, Into::into);
+        rules.no_local_endpoint_action = self.no_local_endpoint_action.map_or_else(Default::default, Into::into);
         if let Some(words) = &self.nodeport_addresses {
             rules.node_port_addresses =
                 words.iter().map(|word| node_port_address(word)).collect::<anyhow::Result<_>>()?;
@@ -70,7 +70,7 @@ impl Options {
             rules.external_ips = external_ips(words)?;
         }
         if let Some(words) = &self.virtual_address_cidrs {
-            rules.virtual_ranges = virtual_address_cidrs(words)?;
+            rules.virtual_address_cidrs = virtual_address_cidrs(words)?;
         }
         for text in self.node_addresses.iter().flatten() {
             let address = parse_ip(text).with_context(|| format!("--node-addresses {text}"))?;

@@ -2,12 +2,13 @@
 
 use super::value::NodeSourceArg;
 use super::{CONTROLLER_NAMESPACE, Options, REPORT_NAMESPACE};
-use anyhow::{Context, anyhow, bail};
+#[cfg(feature = "outside")]
+use anyhow::anyhow;
+use anyhow::{Context, bail};
 use beeline_agent::{ControllerMode, SourceSettings};
-use beeline_cluster::{
-    Access, ApiServerSource, DEFAULT_EDGE_CACHE_URL, EdgeCacheSource, EdgeIntervals, NodeScope, PodScope,
-    ServiceFilter, SourceRole,
-};
+use beeline_cluster::{Access, ApiServerSource, NodeScope, PodScope, ServiceFilter, SourceRole};
+#[cfg(feature = "outside")]
+use beeline_cluster::{DEFAULT_EDGE_CACHE_URL, EdgeCacheSource, EdgeIntervals};
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::rules::HostRole;
 
@@ -106,7 +107,13 @@ impl Options {
         Access::in_cluster(&self.api_server).context("--api-server")
     }
 
+    #[cfg(not(feature = "outside"))]
+    pub(super) fn edge(&self, _url: Option<&str>, _cluster: &str) -> anyhow::Result<SourceSettings> {
+        Err(super::feature::left_out("--edge-cache"))
+    }
+
     /// The edge cache at this URL, else at the address that KubeEdge uses by default.
+    #[cfg(feature = "outside")]
     pub(super) fn edge(&self, url: Option<&str>, cluster: &str) -> anyhow::Result<SourceSettings> {
         let url = url.unwrap_or(DEFAULT_EDGE_CACHE_URL);
         let server = EdgeCacheSource::parse_url(url).ok_or_else(|| {

@@ -1,11 +1,11 @@
 //! Types of option values. The command line (clap) and the configuration file (serde) parse them from the same text, so
 //! that both accept the same values.
 
-use beeline_agent::{ControllerMode, OrphanMode};
+use beeline_agent::{AgentDownAction, ControllerMode};
 use beeline_cluster::NodeScope;
 use beeline_model::cluster::PodAccess;
 use beeline_model::object::AddressType;
-use beeline_model::rules::{EmptyLocal, HostRole, LocalPolicy};
+use beeline_model::rules::{HostRole, LocalTrafficPolicy, NoLocalEndpointAction};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -64,16 +64,16 @@ word_enum! {
 }
 
 word_enum! {
-    LocalTrafficPolicyArg => LocalPolicy {
-        Kubernetes = "kubernetes" => LocalPolicy::Kubernetes,
-        Strict = "strict" => LocalPolicy::Strict,
+    LocalTrafficPolicyArg => LocalTrafficPolicy {
+        Kubernetes = "kubernetes" => LocalTrafficPolicy::Kubernetes,
+        Strict = "strict" => LocalTrafficPolicy::Strict,
     }
 }
 
 word_enum! {
-    NoLocalEndpointArg => EmptyLocal {
-        Refuse = "refuse" => EmptyLocal::Refuse,
-        Drop = "drop" => EmptyLocal::Drop,
+    NoLocalEndpointArg => NoLocalEndpointAction {
+        Refuse = "refuse" => NoLocalEndpointAction::Refuse,
+        Drop = "drop" => NoLocalEndpointAction::Drop,
     }
 }
 
@@ -216,37 +216,37 @@ impl fmt::Display for MaxAge {
 
 /// What the BPF programs do while no agent runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AgentDownAction {
+pub enum AgentDownArg {
     Keep,
     Passthrough(HumanDuration),
 }
 
-impl FromStr for AgentDownAction {
+impl FromStr for AgentDownArg {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<AgentDownAction, String> {
+    fn from_str(text: &str) -> Result<AgentDownArg, String> {
         match text.split_once(':') {
-            None if text == "keep" => Ok(AgentDownAction::Keep),
-            Some(("passthrough", time)) => time.parse().map(AgentDownAction::Passthrough),
+            None if text == "keep" => Ok(AgentDownArg::Keep),
+            Some(("passthrough", time)) => time.parse().map(AgentDownArg::Passthrough),
             _ => Err("expected `keep`, or `passthrough:DURATION` such as passthrough:10m".into()),
         }
     }
 }
 
-impl fmt::Display for AgentDownAction {
+impl fmt::Display for AgentDownArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            AgentDownAction::Keep => f.write_str("keep"),
-            AgentDownAction::Passthrough(time) => write!(f, "passthrough:{time}"),
+            AgentDownArg::Keep => f.write_str("keep"),
+            AgentDownArg::Passthrough(time) => write!(f, "passthrough:{time}"),
         }
     }
 }
 
-impl From<AgentDownAction> for OrphanMode {
-    fn from(action: AgentDownAction) -> OrphanMode {
+impl From<AgentDownArg> for AgentDownAction {
+    fn from(action: AgentDownArg) -> AgentDownAction {
         match action {
-            AgentDownAction::Keep => OrphanMode::Keep,
-            AgentDownAction::Passthrough(HumanDuration(time)) => OrphanMode::Passthrough(time),
+            AgentDownArg::Keep => AgentDownAction::Keep,
+            AgentDownArg::Passthrough(HumanDuration(time)) => AgentDownAction::Passthrough(time),
         }
     }
 }
@@ -294,10 +294,10 @@ mod tests {
     #[test]
     fn actions_are_parsed_and_printed() {
         for text in ["keep", "passthrough:10m"] {
-            assert_eq!(text.parse::<AgentDownAction>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<AgentDownArg>().unwrap().to_string(), text);
         }
         for bad in ["sometimes", "passthrough", "passthrough:0s", "keep:1s"] {
-            assert!(bad.parse::<AgentDownAction>().is_err(), "{bad}");
+            assert!(bad.parse::<AgentDownArg>().is_err(), "{bad}");
         }
         assert_eq!("off".parse(), Ok(OrOff::<HumanDuration>::Off));
         let error = "127.0.0.55".parse::<OrOff<ListenAddress>>().unwrap_err();

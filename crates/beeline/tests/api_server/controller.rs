@@ -476,7 +476,7 @@ async fn rights(cluster: &Cluster<'_>) {
     let write = rule(json!(["*"]), json!(["balancingpolicies", "localredirectpolicies"]));
     cluster.create(&format!("{rbac}/clusterroles"), json!({ "metadata": { "name": "writer" }, "rules": write })).await;
     cluster.create(&format!("{rbac}/clusterrolebindings"), bind("writer")).await;
-    // All rights in her namespace do not include this right.
+    // All rights in the user's own namespace do not include this right.
     let all = json!([{ "apiGroups": ["*"], "verbs": ["*"], "resources": ["*"] }]);
     cluster.create(&format!("{rbac}/clusterroles"), json!({ "metadata": { "name": "owner" }, "rules": all })).await;
     cluster.create(&format!("{rbac}/namespaces/default/rolebindings"), bind("owner")).await;

@@ -47,7 +47,10 @@ fn failed_joins_write_nothing(cluster: &Cluster, host: &Host) {
     let message = host.join_failing(&JoinCode { authorities: vec![other_authority], ..good.clone() }, &[]);
     assert!(message.contains("does not match the CA in the code"), "{message}");
     let message = host.join_failing(&JoinCode { servers: vec!["https://127.0.0.1:1".into()], ..good.clone() }, &[]);
-    assert!(message.contains("https://127.0.0.1:1") && message.contains("is there a route"), "{message}");
+    assert!(
+        message.contains("https://127.0.0.1:1") && message.contains("check the route and the firewall"),
+        "{message}"
+    );
     let message = host.join_failing(&JoinCode { uid: "another".into(), ..good.clone() }, &[]);
     assert!(message.contains("another cluster"), "{message}");
     let message = host.join_failing(&JoinCode { token: expired_token(cluster, &good.token), ..good.clone() }, &[]);
@@ -119,7 +122,7 @@ async fn a_second_cluster_can_be_joined(cluster: &mut Cluster<'_>, host: &Host) 
     let file = std::fs::read_to_string(host.path("etc/beeline/config.yaml")).unwrap();
     assert_eq!(file, format!("{before}  - name: shop\n    kubeconfig: /var/lib/beeline/clusters/shop/kubeconfig\n"));
     let message = host::run_failing(&["leave", "--root", &root]);
-    assert!(message.contains("which cluster? This host has joined several: test, shop"), "{message}");
+    assert!(message.contains("name the cluster to leave; this host has joined test, shop"), "{message}");
     ["test", "shop"].iter().for_each(|name| create_snapshot_files(host, name));
     run_ok(&["leave", "shop", "--root", &root]);
     let exist =

@@ -233,7 +233,7 @@ async fn an_agent_may_only_remove_the_startup_taint(cluster: &Cluster<'_>, agent
         (set(json!([{ "key": other, "effect": "NoExecute" }])), "spec"),
     ] {
         let message = agent.send("PATCH", &path, &patch).await.expect_err(&patch.to_string());
-        assert!(message.contains("an agent may take the taint") && message.contains(why), "{patch}: {message}");
+        assert!(message.contains("an agent may only remove the taint") && message.contains(why), "{patch}: {message}");
     }
     agent.send("PATCH", &path, &set(json!([taint(other)]))).await.unwrap();
     let left = cluster.get(&path).await["spec"]["taints"].clone();

@@ -25,7 +25,7 @@ impl Host {
         let kubeconfig = cluster.write_kubeconfig(json!({ "tokenFile": cluster.path("account/token") }));
         Host {
             running: None,
-            pins: PathBuf::from(format!("/sys/fs/bpf/beeline-memory-{}", std::process::id())),
+            pins: PathBuf::from(format!("/sys/fs/bpf/beeline-snapshot-{}", std::process::id())),
             socket: cluster.path("host.sock"),
             state: cluster.path("state"),
             kubeconfig: kubeconfig.to_str().unwrap().to_owned(),
@@ -212,7 +212,7 @@ fn damaged_old_and_foreign_snapshots_are_rejected_with_a_reason() {
             file.set_len(file.metadata().unwrap().len() / 2).unwrap();
         })
         .await;
-        assert!(rejected(&truncated).contains("cut short") && !truncated["snapshotTime"].is_null(), "{truncated}");
+        assert!(rejected(&truncated).contains("truncated") && !truncated["snapshotTime"].is_null(), "{truncated}");
         let old = start_with_damage(cluster, &mut host, &["--snapshot-max-age", "1ms"], |_| {}).await;
         assert!(rejected(&old).contains("--snapshot-max-age") && old["snapshotTime"].is_null(), "{old}");
         // The state directory has the UID of another cluster.

@@ -149,7 +149,7 @@ async fn a_view_puts_the_other_cluster_first(host: &Host<'_>) {
     wait_until("the cgroups of `beeline run` are removed", || view_cgroups() == 0).await;
     let without = ["run", "--view", "green", "--socket", "/nonexistent", "--", "true"];
     let output = std::process::Command::new(BEELINE).args(without).output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no agent answers"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no agent listens at /nonexistent"), "{output:?}");
 }
 
 async fn a_cgroup_can_have_a_view(host: &Host<'_>) {

@@ -8,9 +8,9 @@ struct Node {
     node: String,
     addresses: Vec<String>,
     #[serde(default)]
-    local_policy: Option<String>,
+    local_traffic_policy: Option<String>,
     #[serde(default)]
-    empty_local: Option<String>,
+    no_local_endpoint_action: Option<String>,
     #[serde(default)]
     node_port_addresses: Option<Vec<String>>,
     #[serde(default, rename = "externalIPs")]
@@ -18,7 +18,7 @@ struct Node {
     #[serde(default)]
     service_proxy_name: Option<String>,
     #[serde(default)]
-    virtual_ranges: Option<Vec<String>>,
+    virtual_address_cidrs: Option<Vec<String>>,
     /// `node`, `outside` or `edge`.
     #[serde(default)]
     host_role: Option<String>,
@@ -27,7 +27,7 @@ struct Node {
     /// The context after the step.
     #[serde(default)]
     step: Option<CaseContext>,
-    /// PodAccess (`namespace/name`) whose cgroup is not found.
+    /// Pods (`namespace/name`) whose cgroup is not found.
     #[serde(default)]
     without_cgroup: Vec<String>,
     /// `ADDRESS:PORT/PROTOCOL [host] [from ADDRESS] [in NAMESPACE/POD] [view NAME] [after N]`, where N is the number of
@@ -191,11 +191,11 @@ fn merge(state: &mut Snapshot, other: Snapshot) {
 fn rules(node: &Node) -> Rules {
     let mut rules = Rules::for_node(&node.node);
     rules.own_addresses = node.addresses.iter().map(|a| Address::from(parse_ip(a).unwrap())).collect();
-    if node.local_policy.as_deref() == Some("strict") {
-        rules.local_policy = LocalPolicy::Strict;
+    if node.local_traffic_policy.as_deref() == Some("strict") {
+        rules.local_traffic_policy = LocalTrafficPolicy::Strict;
     }
-    if node.empty_local.as_deref() == Some("drop") {
-        rules.empty_local = EmptyLocal::Drop;
+    if node.no_local_endpoint_action.as_deref() == Some("drop") {
+        rules.no_local_endpoint_action = NoLocalEndpointAction::Drop;
     }
     let word = |w: &String| match w.as_str() {
         "primary" => NodePortAddress::Primary,
@@ -211,8 +211,8 @@ fn rules(node: &Node) -> Rules {
         Some([off]) if off == "off" => rules.external_ips = ExternalIps::Off,
         Some(ranges) => rules.external_ips = ExternalIps::Within(ranges.iter().map(|r| r.parse().unwrap()).collect()),
     }
-    if let Some(ranges) = &node.virtual_ranges {
-        rules.virtual_ranges = ranges.iter().map(|range| range.parse().unwrap()).collect();
+    if let Some(ranges) = &node.virtual_address_cidrs {
+        rules.virtual_address_cidrs = ranges.iter().map(|range| range.parse().unwrap()).collect();
     }
     rules.host_role = match node.host_role.as_deref() {
         None | Some("node") => HostRole::Node,

@@ -6,7 +6,7 @@ type DialAnswer = (Action, Reason, BTreeSet<String>);
 
 fn answers(case: &Case, rows: &Rows) -> Vec<DialAnswer> {
     let answer = |dial: &Dial, before: usize| {
-        let v = decide(rows, dial, before, case.rules.empty_local);
+        let v = decide(rows, dial, before, case.rules.no_local_endpoint_action);
         (v.action, v.reason, backends(rows, &v.backends).into_iter().collect())
     };
     case.dials.iter().map(|(_, dial, before)| answer(dial, *before)).collect()
@@ -25,7 +25,7 @@ struct CheckedMaps<'a> {
 
 fn lower_backends(case: &Case, rows: &Rows) -> Vec<BTreeSet<String>> {
     let chain = |dial: &Dial, before: usize| {
-        let verdict = decide(rows, dial, before, case.rules.empty_local);
+        let verdict = decide(rows, dial, before, case.rules.no_local_endpoint_action);
         let next = |id: SetId| rows.sets.get(id).map(|set| set.header.next).filter(|next| *next != SET_NONE);
         let sets = std::iter::successors(verdict.path.last().and_then(|id| next(*id)), |id| next(*id)).take(3);
         let members = sets.filter_map(|id| rows.sets.get(id)).flat_map(|set| rows.members(set).to_vec());

@@ -26,10 +26,10 @@ impl Drop for Fixture {
 fn check_in_kernel(case: &Case, rows: &Rows, resolver: &TestResolver, clock: &mut u64) -> usize {
     let mut dials = 0;
     for (text, dial, before) in &case.dials {
-        let expected = decide(rows, dial, *before, case.rules.empty_local);
+        let expected = decide(rows, dial, *before, case.rules.no_local_endpoint_action);
         let mut chosen = BTreeSet::new();
         for i in 0..64u32 {
-            // So much later than the dial before that every bucket is full again.
+            // So much later than the previous dial that every bucket is full again.
             *clock += 1_000_000_000_000;
             let resolve = || {
                 resolver.resolve(dial, i.wrapping_mul(0x0800_0000).wrapping_add(i), u64::from(i) + 1, *clock).unwrap()
@@ -58,15 +58,20 @@ fn check_in_kernel(case: &Case, rows: &Rows, resolver: &TestResolver, clock: &mu
 #[test]
 fn the_bpf_programs_decide_as_planned() {
     let mut dials = 0;
-    for empty_local in [EmptyLocal::Refuse, EmptyLocal::Drop] {
-        let fixture = Fixture::new(if empty_local == EmptyLocal::Drop { "drop" } else { "refuse" });
-        let config =
-            Config { pin_dir: fixture.pins.clone(), cgroup: fixture.cgroup.clone(), sizes: SIZES(), empty_local };
+    for no_local_endpoint_action in [NoLocalEndpointAction::Refuse, NoLocalEndpointAction::Drop] {
+        let fixture =
+            Fixture::new(if no_local_endpoint_action == NoLocalEndpointAction::Drop { "drop" } else { "refuse" });
+        let config = Config {
+            pin_dir: fixture.pins.clone(),
+            cgroup: fixture.cgroup.clone(),
+            sizes: SIZES(),
+            no_local_endpoint_action,
+        };
         let program = Program::open(config).unwrap();
         let (mut kernel, resolver) = (program.kernel().unwrap(), program.test_resolver().unwrap());
         let mut clock = 0;
         let mut tables = Tables::new(SIZES());
-        for case in cases().iter().filter(|c| c.rules.empty_local == empty_local) {
+        for case in cases().iter().filter(|c| c.rules.no_local_endpoint_action == no_local_endpoint_action) {
             for (delta, _) in deltas(case) {
                 let outcome = reconcile(&mut tables, &mut kernel, &delta, true);
                 assert!(outcome.is_clean(), "{}: {outcome:?}", case.name);

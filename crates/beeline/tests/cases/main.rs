@@ -28,7 +28,7 @@ use beeline_model::reach::{PodGroup, Reach, Reachability};
 use beeline_model::refusal::Refusal;
 use beeline_model::resolve::{Dial, Verdict, resolve, resolve_with};
 use beeline_model::row::{BackendId, FrontendKey, FrontendKind, Rows, SET_NONE, SetId, SetRow, Sizes};
-use beeline_model::rules::{EmptyLocal, ExternalIps, HostRole, LocalPolicy, NodePortAddress, Rules};
+use beeline_model::rules::{ExternalIps, HostRole, LocalTrafficPolicy, NoLocalEndpointAction, NodePortAddress, Rules};
 use beeline_model::table::Tables;
 use beeline_model::{Address, Name, PortName};
 use case::{Case, SIZES, cases, cgroup_of};
@@ -38,10 +38,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The verdict of the last of several equal dials at one instant.
-pub fn decide(rows: &Rows, dial: &Dial, before: usize, empty_local: EmptyLocal) -> Verdict {
+pub fn decide(rows: &Rows, dial: &Dial, before: usize, no_local_endpoint_action: NoLocalEndpointAction) -> Verdict {
     let (mut buckets, dial) = (TokenBuckets::default(), Dial { now: 1, ..dial.clone() });
-    (0..before).for_each(|_| drop(resolve_with(rows, &dial, empty_local, &mut buckets)));
-    resolve_with(rows, &dial, empty_local, &mut buckets)
+    (0..before).for_each(|_| drop(resolve_with(rows, &dial, no_local_endpoint_action, &mut buckets)));
+    resolve_with(rows, &dial, no_local_endpoint_action, &mut buckets)
 }
 
 /// The planner's delta and the report of each step. The last step removes all objects.
@@ -101,7 +101,7 @@ fn check_frontends(case: &Case, rows: &Rows) {
         let source = rows.sources_of(set.owner).find(|net| net.addr().is_ipv4() == key.address.ip().is_ipv4());
         let source = source.map(|net| Address::from(net.addr()));
         let dial = Dial { source, view: key.view, ..Dial::to(key.address, key.port, protocol) };
-        let verdict = resolve(rows, &dial, case.rules.empty_local);
+        let verdict = resolve(rows, &dial, case.rules.no_local_endpoint_action);
         let mut sets = chain(rows, row.set).map(|set| backends(rows, rows.members(set)));
         let wanted = sets.find(|members| !members.is_empty()).unwrap_or_default();
         assert_eq!(backends(rows, &verdict.backends), wanted, "{} {key:?}", case.name);

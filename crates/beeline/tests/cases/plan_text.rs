@@ -132,7 +132,7 @@ pub fn describe(case: &Case, rows: &Rows, report: &[String]) -> String {
     let mut text = frontends(case, rows);
     text.extend(rows.nodes.iter().map(|(a, n)| {
         let word = |is: bool, word: &'static str| if is { word } else { "" };
-        let words = [word(n.own, " own"), word(n.loopback, " host only"), word(n.alone, " alone")].concat();
+        let words = [word(n.own, " own"), word(n.loopback, " host only"), word(n.exact_loopback, " alone")].concat();
         let cluster = match n.cluster {
             0 => String::new(),
             number => format!(" of cluster {}", cluster_name(case, number.into())),
@@ -140,7 +140,7 @@ pub fn describe(case: &Case, rows: &Rows, report: &[String]) -> String {
         format!("node {a}{words}{cluster}\n")
     }));
     for (name, dial, before) in &case.dials {
-        let decided = decide(rows, dial, *before, case.rules.empty_local);
+        let decided = decide(rows, dial, *before, case.rules.no_local_endpoint_action);
         text += &format!("dial {name} => {}\n", verdict(rows, &decided));
     }
     text.extend(report.iter().map(String::as_str));

@@ -1,4 +1,5 @@
-//! An edge node: missing rights of cloudcore, the services that it reaches, and its behaviour while the cloud is unreachable.
+//! An edge node: missing rights of cloudcore, the services that it reaches, and its behaviour while the cloud is
+//! unreachable.
 
 use crate::cloud::Cloud;
 use crate::cluster::{SERVICES, TIMEOUT};
@@ -98,7 +99,7 @@ async fn pods_are_reached_directly_or_through_their_node(edge: &Edge<'_>) {
         "its own pod and the one in the cloud, not the one on the other edge node"
     );
     let message = edge.explain(WEB).to_string();
-    for part in ["10.244.1.2:8080", "172.31.0.12:30080", "on another edge node, where nothing proxies"] {
+    for part in ["10.244.1.2:8080", "172.31.0.12:30080", "on another edge node, where no service proxy runs"] {
         assert!(message.contains(part), "{part} is not in {message}");
     }
     assert_eq!(edge.dial(FAR), Err(Errno::ECONNREFUSED), "e2 runs no proxy: {}", edge.explain(FAR));

@@ -1,5 +1,6 @@
-//! The options of all subcommands, read from the output of `--help`.
+//! The options and arguments of all commands, read from the output of `--help`.
 
+use std::fmt;
 use std::process::Command;
 
 /// Words with which the help of an option must not begin: the text should begin with the thing that the option sets, or
@@ -35,11 +36,18 @@ const WITHOUT_DEFAULT: [&str; 20] = [
 
 pub struct OptionHelp {
     command: String,
-    /// With the dashes.
+    /// With the dashes. The placeholder for an argument, such as `<CODE>`.
     name: String,
-    /// The placeholder of the value; empty for a flag.
+    /// The placeholder of the value. Empty for a flag and for an argument.
     value: String,
     text: String,
+}
+
+/// `agent --node-name`.
+impl fmt::Display for OptionHelp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.command, self.name)
+    }
 }
 
 impl OptionHelp {
@@ -55,7 +63,7 @@ impl OptionHelp {
             (self.value == "DURATION" && !names_a_duration(&self.text), "shows no duration with its unit, such as 30s"),
             (self.value == "N" && !self.text.contains("umber of") && !self.text.contains("ercentage"), "names no unit"),
         ];
-        let text = |problem: &str| format!("{} {}: {problem}: {:?}", self.command, self.name, self.text);
+        let text = |problem: &str| format!("{self}: {problem}: {:?}", self.text);
         problems.into_iter().filter(|(is, _)| *is).map(|(_, problem)| text(problem)).collect()
     }
 }
@@ -75,6 +83,7 @@ pub fn options() -> Vec<OptionHelp> {
         .flat_map(|command| subcommands(command).into_iter().map(|name| vec![command[0].clone(), name]))
         .collect();
     commands.extend(nested);
+    commands.push(Vec::new());
     let options: Vec<OptionHelp> = commands.iter().flat_map(|command| options_of(command)).collect();
     assert!(options.len() > 100, "only {} options were found", options.len());
     options
@@ -94,14 +103,20 @@ fn subcommands(command: &[String]) -> Vec<String> {
 }
 
 fn options_of(command: &[String]) -> Vec<OptionHelp> {
-    let mut options: Vec<OptionHelp> = Vec::new();
     let help = help(command);
-    for line in help.lines().skip_while(|line| *line != "Options:").skip(1) {
+    let mut options = section(&help, "Arguments:", command);
+    options.extend(section(&help, "Options:", command));
+    options
+}
+
+fn section(help: &str, title: &str, command: &[String]) -> Vec<OptionHelp> {
+    let mut options: Vec<OptionHelp> = Vec::new();
+    for line in help.lines().skip_while(|line| *line != title).skip(1) {
         if !line.is_empty() && !line.starts_with(' ') {
             break;
         }
         let text = line.trim();
-        if text.starts_with('-') && line.find('-').is_some_and(|indent| indent <= 6) {
+        if text.starts_with(['-', '<', '[']) && line.find(text).is_some_and(|indent| indent <= 6) {
             options.push(parse(command, text));
         } else if let Some(option) = options.last_mut().filter(|_| !text.is_empty()) {
             option.text = format!("{} {text}", option.text).trim().to_owned();
@@ -114,6 +129,9 @@ fn options_of(command: &[String]) -> Vec<OptionHelp> {
 fn parse(command: &[String], line: &str) -> OptionHelp {
     let (usage, text) = line.split_once("  ").unwrap_or((line, ""));
     let name = usage.split_whitespace().find(|word| word.starts_with("--")).unwrap_or(usage);
-    let value = usage.split_once('<').map_or("", |(_, value)| value.split('>').next().unwrap_or_default());
+    let value = Some(usage)
+        .filter(|usage| usage.starts_with('-'))
+        .and_then(|usage| usage.split_once('<'))
+        .map_or("", |(_, value)| value.split('>').next().unwrap_or_default());
     OptionHelp { command: command.join(" "), name: name.into(), value: value.into(), text: text.trim().into() }
 }

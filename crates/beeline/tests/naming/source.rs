@@ -1,15 +1,11 @@
-//! A small scanner of Rust sources: which types, functions, modules, constants, fields and variants a file declares.
+//! A small scanner of Rust and C sources: which identifiers a file uses, and which types and modules it declares.
 
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeclarationKind {
     Type,
-    Function,
     Module,
-    Constant,
-    Field,
-    Variant,
 }
 
 #[derive(Clone, Debug)]
@@ -36,7 +32,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// All Rust sources of the workspace, and the names of the C sources.
+/// All Rust and C sources of the workspace.
 pub fn files() -> Vec<SourceFile> {
     let mut files = Vec::new();
     for dir in ["crates", "testing", "bpf", "fuzz"] {
@@ -55,10 +51,27 @@ fn collect(dir: &Path, files: &mut Vec<SourceFile>) {
             collect(&path, files);
         } else if ["rs", "c", "h"].contains(&extension) {
             let shown = path.strip_prefix(root()).unwrap().display().to_string();
-            let text = if extension == "rs" { std::fs::read_to_string(&path).unwrap() } else { String::new() };
-            files.push(SourceFile { path: shown, text });
+            files.push(SourceFile { path: shown, text: std::fs::read_to_string(&path).unwrap() });
         }
     }
+}
+
+/// The paths of all files of the golden cases, documentation, scripts, examples and deployment files.
+pub fn other_paths() -> Vec<String> {
+    let mut paths = Vec::new();
+    let mut dirs: Vec<PathBuf> = ["cases", "deploy", "docs", "examples", "scripts"].map(|dir| root().join(dir)).into();
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path)
+            } else {
+                paths.push(path.strip_prefix(root()).unwrap().display().to_string())
+            }
+        }
+    }
+    assert!(paths.len() > 500, "the files were not found: {} paths", paths.len());
+    paths
 }
 
 impl SourceFile {
@@ -71,72 +84,27 @@ impl SourceFile {
         self.path.split('/').take(2).collect::<Vec<_>>().join("/")
     }
 
+    /// Every identifier with its line: declarations, local variables, parameters and uses.
+    pub fn identifiers(&self) -> Vec<(String, usize)> {
+        let identifiers = tokens(&self.text).into_iter().filter(Token::is_identifier);
+        identifiers.map(|token| (token.text, token.line)).collect()
+    }
+
+    /// The types and modules that a Rust source declares. None for C, where `struct x` is also written for each use.
     pub fn declarations(&self) -> Vec<Declaration> {
-        let tokens = tokens(&self.text);
-        let mut found = Vec::new();
-        for (at, token) in tokens.iter().enumerate() {
+        let tokens = if self.path.ends_with(".rs") { tokens(&self.text) } else { Vec::new() };
+        let declaration = |(at, token): (usize, &Token)| {
             let kind = match token.text.as_str() {
                 "struct" | "enum" | "trait" | "union" | "type" => DeclarationKind::Type,
-                "fn" => DeclarationKind::Function,
                 "mod" => DeclarationKind::Module,
-                "const" | "static" => DeclarationKind::Constant,
-                _ => continue,
+                _ => return None,
             };
-            let Some(name) = tokens.get(at + 1).filter(|name| name.is_identifier()) else { continue };
-            if ["fn", "mut", "unsafe", "async", "extern", "_"].contains(&name.text.as_str()) {
-                continue;
-            }
+            let name = tokens.get(at + 1).filter(|name| name.is_identifier())?;
             let is_public = at > 0 && tokens[at - 1].text == "pub";
-            found.push(Declaration { kind, name: name.text.clone(), line: name.line, is_public });
-            match token.text.as_str() {
-                "struct" => found.extend(members(&tokens[at + 2..], DeclarationKind::Field)),
-                "enum" => found.extend(members(&tokens[at + 2..], DeclarationKind::Variant)),
-                _ => {}
-            }
-        }
-        found
+            Some(Declaration { kind, name: name.text.clone(), line: name.line, is_public })
+        };
+        tokens.iter().enumerate().filter_map(declaration).collect()
     }
-}
-
-/// The fields or variants in the braces that follow, and the fields of variants.
-fn members(tokens: &[Token], kind: DeclarationKind) -> Vec<Declaration> {
-    let mut found = Vec::new();
-    let Some(open) = tokens.iter().position(|token| ["{", ";", "("].contains(&token.text.as_str())) else {
-        return found;
-    };
-    if tokens[open].text != "{" {
-        return found;
-    }
-    // The brackets that are open, from the outermost to the innermost.
-    let mut brackets: Vec<&str> = Vec::new();
-    for (at, token) in tokens.iter().enumerate().skip(open) {
-        let text = token.text.as_str();
-        let next = tokens.get(at + 1).map_or("", |token| token.text.as_str());
-        let depth = brackets.len();
-        let in_braces = brackets.iter().all(|bracket| *bracket == "{");
-        if token.is_identifier() && in_braces && text != "pub" {
-            let is_field = next == ":" && tokens.get(at + 2).is_none_or(|token| token.text != ":");
-            let kind = match kind {
-                DeclarationKind::Variant if depth == 1 && ["{", "(", ",", "=", "}"].contains(&next) => Some(kind),
-                DeclarationKind::Variant if depth == 2 && is_field => Some(DeclarationKind::Field),
-                DeclarationKind::Field if depth == 1 && is_field && tokens[at - 1].text != ":" => Some(kind),
-                _ => None,
-            };
-            let is_value = at > 0 && ["=", "<"].contains(&tokens[at - 1].text.as_str());
-            if let Some(kind) = kind.filter(|_| !is_value) {
-                found.push(Declaration { kind, name: token.text.clone(), line: token.line, is_public: false });
-            }
-        }
-        match text {
-            "{" | "(" | "[" => brackets.push(text),
-            "}" | ")" | "]" => drop(brackets.pop()),
-            _ => {}
-        }
-        if brackets.is_empty() {
-            break;
-        }
-    }
-    found
 }
 
 #[derive(Debug)]

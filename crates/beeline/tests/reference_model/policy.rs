@@ -89,7 +89,7 @@ impl ReferenceModel<'_> {
 
     fn is_in_ranges(&self, at: Address) -> bool {
         let metadata = at.to_string().starts_with("169.254.169.");
-        self.rules.virtual_ranges.iter().any(|net| net.contains(&at.ip())) && !metadata
+        self.rules.virtual_address_cidrs.iter().any(|net| net.contains(&at.ip())) && !metadata
     }
 
     /// A ClusterIP or a virtual address, which cannot be a backend.

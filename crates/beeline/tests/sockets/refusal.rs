@@ -1,10 +1,10 @@
 //! Refused dials, untouched dials, and loadBalancerSourceRanges.
 
 use crate::address_kinds::{TRANSPORTS, address_forms, assert_resolved};
-use crate::fixture::{AgentFixture, ManifestFile};
-use beeline_harness::{Client, DialKind, DialRequest, EchoService, Errno, TestNetwork};
+use crate::fixture::{AgentFixture, ManifestFile, wait_until};
+use beeline_harness::{Client, DialKind, DialRequest, EchoService, Errno, SocketFamily, SocketType, TestNetwork};
 use serde_json::json;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 fn assert_refused(client: &Client, to: SocketAddr, why: &str) {
     for kind in TRANSPORTS {
@@ -37,7 +37,7 @@ fn local_services(network: &TestNetwork) -> [ManifestFile; 2] {
 }
 
 /// Frontends with the traffic policy Local and no local endpoint.
-fn empty_local() -> Vec<SocketAddr> {
+fn frontends_without_local_endpoint() -> Vec<SocketAddr> {
     [address_forms("10.96.0.13", "fd00:96::13", 80), address_forms("172.31.0.12", "fd00:31::12", 30082)].concat()
 }
 
@@ -61,7 +61,7 @@ fn only_services_without_usable_endpoint_or_port_are_refused() {
     ] {
         address_forms(v4, v6, port).iter().for_each(|to| assert_refused(&client, *to, why));
     }
-    empty_local().iter().for_each(|to| assert_refused(&client, *to, "empty Local"));
+    frontends_without_local_endpoint().iter().for_each(|to| assert_refused(&client, *to, "empty Local"));
     free.iter().for_each(|to| assert_untouched(&client, *to, "outside"));
     let counters = fixture.counters("default/internal/tcp/TCP");
     assert_eq!((counters.refused, counters.no_local, counters.dials), (3, 3, 0));
@@ -140,7 +140,8 @@ fn source_ranges_restrict_only_the_load_balancer_address() {
             assert_eq!(outcome.errno(), Some(Errno::ECONNREFUSED), "{kind:?} {to} from {ip}: {outcome:?}");
         }
     }
-    // The source address of an unbound socket in a pod is unknown, so the dial is left untouched.
+    // The source address of an unbound socket in a pod that the agent does not know is unknown, so the dial is left
+    // untouched.
     let before = fixture.stat("source_unknown");
     at.iter().for_each(|to| assert_untouched(&pod, *to, "outside"));
     assert_eq!(fixture.stat("source_unknown") - before, 9);
@@ -166,4 +167,73 @@ fn an_ipv6_source_range_does_not_allow_ipv4_addresses() {
     let [v4, v6, mapped] = address_forms("203.0.113.1", "2001:db8::1", 80);
     [v4, mapped].iter().for_each(|to| assert_refused(&client, *to, "172.31.0.11 is in no range"));
     TRANSPORTS.iter().for_each(|kind| drop(assert_resolved(&client, &DialRequest::new(*kind, v6), &["pod-a"])));
+}
+
+const POD_UID: &str = "0c9a3a3e-5b1f-4c3d-9a55-6f0e3f1d2b10";
+
+/// pod-a is a backend behind a load-balancer address that accepts only these source ranges.
+fn restricted_fixture(ranges: &[&str], more: &[ManifestFile], network: TestNetwork) -> AgentFixture {
+    let ranges = json!({ "loadBalancerSourceRanges": ranges });
+    let web =
+        ManifestFile::service("web", 10).with_external(30080, &["203.0.113.1", "2001:db8::1"], &[]).with_spec(ranges);
+    let web = web.backed_by(&[(network.pod(0), "node-1")]);
+    AgentFixture::with_manifests(network, &[&[web], more].concat(), &[])
+}
+
+#[test]
+fn source_ranges_use_the_address_of_the_pod_that_dials() {
+    let network = TestNetwork::new(2).unwrap();
+    let pod = ManifestFile::pod("cart", POD_UID, &"4f".repeat(32), json!({})).with_pod_addresses(network.pod(1));
+    let (allowed, denied) = (network.pod(1).v4.to_string() + "/32", "fd00:dead::/32");
+    let fixture = restricted_fixture(&[&allowed, denied], &[pod.clone()], network);
+    let _server = fixture.network.pod(0).serve(8080).unwrap();
+    let node_cgroup = &fixture.network.node().cgroup;
+    let (kubepods, at) = (node_cgroup.child("kubepods").unwrap(), address_forms("203.0.113.1", "2001:db8::1", 80));
+    let cgroup = kubepods.child(&format!("pod{POD_UID}")).unwrap();
+    let container = cgroup.child("app").unwrap();
+    let client = Client::start(Some(&fixture.network.pod(1).namespace), Some(&container)).unwrap();
+    let dial = |to| client.dial(&DialRequest::new(DialKind::Tcp, to).timeout_ms(200)).unwrap();
+    wait_until("the address of the pod is known by its cgroup", || dial(at[0]).name() == "pod-a");
+    for kind in TRANSPORTS {
+        assert_resolved(&client, &DialRequest::new(kind, at[0]), &["pod-a"]);
+        assert_resolved(&client, &DialRequest::new(kind, at[2]), &["pod-a"]);
+        let refused = client.dial(&DialRequest::new(kind, at[1])).unwrap();
+        assert_eq!(refused.errno(), Some(Errno::ECONNREFUSED), "{kind:?}: the IPv6 address of the pod is in no range");
+    }
+    // A pod without an address, because it has ended, has no source address.
+    fixture.apply(&ManifestFile::pod("cart", POD_UID, &"4f".repeat(32), json!({})));
+    let before = fixture.stat("source_unknown");
+    wait_until("the address of the pod is unknown again", || {
+        dial(at[0]);
+        fixture.stat("source_unknown") > before
+    });
+}
+
+/// IP_PKTINFO chooses the source address of one datagram, whatever the socket is bound to.
+#[test]
+fn source_ranges_use_the_source_address_of_the_datagram() {
+    let fixture = restricted_fixture(&["10.244.1.1/32", "fd00:244::1:1/128"], &[], TestNetwork::new(1).unwrap());
+    let _server = fixture.network.pod(0).serve(8080).unwrap();
+    let host = fixture.network.node().client().unwrap();
+    let [v4, v6, _] = address_forms("203.0.113.1", "2001:db8::1", 80);
+    for (to, allowed, denied) in [(v4, "10.244.1.1", "172.31.0.11"), (v6, "fd00:244::1:1", "fd00:31::11")] {
+        let [allowed, denied]: [IpAddr; 2] = [allowed, denied].map(|ip| ip.parse().unwrap());
+        for (bound, source, is_allowed) in [
+            (None, allowed, true),
+            (None, denied, false),
+            (Some(denied), allowed, true),
+            (Some(allowed), denied, false),
+        ] {
+            let socket = host.socket(SocketFamily::of(to), SocketType::Udp).unwrap();
+            bound.map_or(Ok(()), |ip| socket.bind(SocketAddr::new(ip, 0))).unwrap();
+            let sent = socket.send_from(source, to, b"who\n");
+            let errno = sent.err().and_then(|error| error.errno());
+            let expected = if is_allowed { None } else { Some(Errno::ECONNREFUSED) };
+            assert_eq!(errno, expected, "bound to {bound:?}, source {source}, to {to}");
+            // A socket that is bound to another address than the source receives no answer.
+            if is_allowed && bound.is_none() {
+                assert_eq!(socket.receive().unwrap().0, Some(to));
+            }
+        }
+    }
 }

@@ -123,7 +123,7 @@ impl ObjectTracker {
                 state.readiness.reset_failures();
             }
             WatchUpdate::Failed { kind, error, is_denied } => self.record_failure(kind, error, is_denied, now),
-            // While even Services are not listed, the server is in trouble, and its answer about other kinds does not
+            // While even Services are not listed, the server is failing, and its responses about other kinds do not
             // count.
             WatchUpdate::NotInstalled(kind) => {
                 if self.has_essential_kinds() {
@@ -335,7 +335,7 @@ impl ObjectTracker {
         let before = self.has_essential_kinds();
         self.kind(kind).readiness = KindReadiness::Listed { from_cache: false };
         if !before && self.has_essential_kinds() {
-            // Failures while the server was in trouble do not count for the other kinds.
+            // Failures of other kinds from before this list do not count, because the whole server was failing.
             self.kinds.values_mut().for_each(|state| state.readiness.reset_failures());
         }
         let Some(finished) = self.kind(kind).objects.finish_list() else { return };

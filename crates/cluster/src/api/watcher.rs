@@ -22,8 +22,8 @@ use tokio::sync::mpsc::Sender;
 
 /// Objects per page. A page has a few megabytes at most.
 const PAGE_SIZE: u32 = 500;
-/// The server ends a watch after a random time in this range, in seconds. That spreads the watches over servers that
-/// come and go.
+/// The server ends a watch after a random time in this range, in seconds. That spreads the watches over all servers
+/// when servers are added or removed.
 const WATCH_SECONDS: std::ops::Range<u32> = 240..290;
 /// A watch that ends sooner counts as a failure.
 const MIN_WATCH: Duration = Duration::from_secs(1);
@@ -294,7 +294,7 @@ impl KindWatcher {
         loop {
             let Ok(event) = tokio::time::timeout(self.idle_timeout, events.next()).await else {
                 // This need not be a failure, because bookmarks are optional. The next watch uses a new connection,
-                // and fails if the server is in trouble.
+                // and fails if the server does not answer.
                 self.client.fail_over(connection).await;
                 return Ok(());
             };

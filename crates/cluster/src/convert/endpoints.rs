@@ -25,6 +25,7 @@ impl Converter {
 
     /// Like `endpoints`, for the edge cache, which delivers no slices: Endpoints apply also if their Service has a
     /// selector, or if they are labelled as not to be mirrored.
+    #[cfg(feature = "outside")]
     pub(crate) fn cached_endpoints(&mut self, object: &Endpoints) -> Converted<Vec<object::Slice>> {
         let mut refusals = RefusalCollector::new(ResourceKind::Endpoints, &object.metadata);
         // DNS needs the Endpoints of headless Services too.

@@ -44,7 +44,7 @@ impl Converter {
             addresses: status.map_or_else(Vec::new, |status| addresses(status, refusals)).into(),
             containers: status.into_iter().flat_map(|status| self.containers(status)).collect(),
             // A pod that has ended has no process and gets no cgroup again, so the agent must not wait for its cgroup.
-            untouched: is_untouched(object, refusals) && !status.is_some_and(has_ended),
+            excluded: is_excluded(object, refusals) && !status.is_some_and(has_ended),
             view: self.view(object, refusals).filter(|_| !status.is_some_and(has_ended)),
             labels: self.labels(&object.metadata),
             ready: is_ready(object),
@@ -142,7 +142,7 @@ fn addresses(status: &PodStatus, refusals: &mut RefusalCollector) -> Vec<Address
     given.filter_map(|text| refusals.accept(RefusalReason::BadAddress, "status.podIPs", address::parse(text))).collect()
 }
 
-fn is_untouched(object: &Pod, refusals: &mut RefusalCollector) -> bool {
+fn is_excluded(object: &Pod, refusals: &mut RefusalCollector) -> bool {
     match entry(&object.metadata.annotations, RESOLVE) {
         None | Some("on") => false,
         // A user who may create pods can write a mirror pod, so a mirror pod must not exclude a static pod.
@@ -177,10 +177,10 @@ mod tests {
     #[test]
     fn a_pod_that_has_ended_has_no_address_and_no_annotations() {
         let alive = pod("Running", "off").result.unwrap();
-        assert_eq!((alive.addresses.len(), alive.untouched), (1, true));
+        assert_eq!((alive.addresses.len(), alive.excluded), (1, true));
         for phase in ["Succeeded", "Failed"] {
             let ended = pod(phase, "off").result.unwrap();
-            assert_eq!((ended.addresses.len(), ended.untouched), (0, false), "{phase}");
+            assert_eq!((ended.addresses.len(), ended.excluded), (0, false), "{phase}");
         }
     }
 
@@ -198,7 +198,7 @@ mod tests {
             let pod = Converter::new("local", ServiceFilter::default()).pod(&serde_json::from_value(object).unwrap());
             let refusals = pod.refusals.len();
             let pod = pod.result.unwrap();
-            (pod.uid.to_string(), pod.untouched, refusals)
+            (pod.uid.to_string(), pod.excluded, refusals)
         };
         const HASH: &str = "3f0ab1cc3f0ab1cc3f0ab1cc3f0ab1cc";
         assert_eq!(read(HASH, "Node", "n1"), (HASH.into(), false, 1), "its uid is read, and it is not excluded");
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn an_invalid_annotation_is_refused() {
         let odd = pod("Running", "no");
-        assert!(!odd.result.unwrap().untouched);
+        assert!(!odd.result.unwrap().excluded);
         assert_eq!(odd.refusals[0].reason, RefusalReason::BadAnnotation);
     }
 }

@@ -192,7 +192,10 @@ impl Converter {
                 return invalid(RefusalReason::BadAddress, format!("{at}: {text} is listed twice: write it once"));
             }
             if is_metadata(address) {
-                return invalid(RefusalReason::BadAddress, format!("{at}: {text} is a cloud's metadata address"));
+                return invalid(
+                    RefusalReason::BadAddress,
+                    format!("{at}: {text} is a cloud's metadata address: write another address"),
+                );
             }
             addresses.push(address);
         }

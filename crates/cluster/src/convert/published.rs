@@ -124,7 +124,7 @@ impl Converter {
         let text = endpoint.addresses.first().ok_or("it has no address")?;
         let address = address::parse_plain(text)?;
         if address.family() != family {
-            return Err(format!("{text} is not {family}, as addressType says"));
+            return Err(format!("{text} is not an {family} address, which addressType requires"));
         }
         let conditions = endpoint.conditions.clone().unwrap_or_default();
         Ok(NodeEndpoint {
@@ -264,14 +264,8 @@ mod tests {
             namespace: "shop".into(),
             name: "api".into(),
         };
-        let endpoint = |text: &str| object::Endpoint {
-            address: ip(text),
-            ready: true,
-            serving: true,
-            terminating: false,
-            node: Some("node-1".into()),
-            hints: None,
-        };
+        let endpoint =
+            |text: &str| object::Endpoint { node: Some("node-1".into()), ..object::Endpoint::ready(ip(text)) };
         PolicySlice {
             name: SliceName { cluster: "local".into(), namespace: "shop".into(), name: "api-1a2b-0".into() },
             policy,

@@ -103,7 +103,7 @@ struct UsedPorts {
 impl UsedPorts {
     fn insert(&mut self, name: &Name, protocol: Protocol, number: u16) -> Result<(), String> {
         match () {
-            () if self.several && name.is_empty() => Err("has no name, but there are several ports".into()),
+            () if self.several && name.is_empty() => Err("it has no name, but there are several ports".into()),
             () if self.names.contains(name) => Err(format!("{name:?} is the name of an earlier port")),
             () if !self.numbers.insert((protocol, number)) => {
                 Err(format!("{number}/{protocol} is the number of an earlier port"))
@@ -163,7 +163,9 @@ fn cluster_ip(family: &str, text: &str, earlier: &[Address]) -> Result<Address, 
     let family = address::parse_family(family)?;
     let ip = address::parse_frontend(text)?;
     match () {
-        () if ip.family() != family => Err(format!("{text} is not {family}, as spec.ipFamilies says")),
+        () if ip.family() != family => {
+            Err(format!("{text} is not an {family} address, which spec.ipFamilies requires"))
+        }
         () if earlier.iter().any(|e| e.family() == family) => Err(format!("{text} is a second {family} address")),
         () => Ok(ip),
     }
@@ -182,8 +184,8 @@ fn external_ips(spec: &ServiceSpec, refusals: &mut RefusalCollector) -> Box<[Add
 /// Source ranges apply per family, as in kube-proxy: a family without a range is not filtered, whatever is listed for
 /// the other family, and neither is a family with a /0. The planner reads the ranges in the same way.
 ///
-/// kube-proxy drops a malformed range and may be left with none, which opens what was meant to be closed. Here a
-/// malformed range closes: if the family has no valid range beside it, the addresses of the family are not served.
+/// kube-proxy drops a malformed range. If no other range is left, every client may dial an address that was meant to
+/// be restricted. Here a malformed range restricts: if a family has no valid range, its addresses are not served.
 fn load_balancer(
     object: &Service,
     spec: &ServiceSpec,
@@ -198,14 +200,16 @@ fn load_balancer(
     let ips = load_balancer_ips(object, refusals);
     let served = |ip: &Address| !malformed || has_range(ip.family());
     for ip in ips.iter().filter(|ip| !served(ip)) {
-        refusals
-            .refuse(RefusalReason::BadSourceRange, format!("{ip} is not served: no good range says who may dial it"));
+        refusals.refuse(
+            RefusalReason::BadSourceRange,
+            format!("{ip} is not served: no valid range of its family lists the allowed clients"),
+        );
     }
-    (closed_ranges(&ranges), ips.into_iter().filter(served).collect())
+    (restricting_ranges(&ranges), ips.into_iter().filter(served).collect())
 }
 
-/// Without the ranges of a family that has a /0.
-fn closed_ranges(ranges: &[IpNet]) -> Box<[IpNet]> {
+/// Drops all ranges of a family that has a /0, because every client of that family is allowed.
+fn restricting_ranges(ranges: &[IpNet]) -> Box<[IpNet]> {
     let open = |range: &IpNet| {
         let family = Family::of(range.addr());
         ranges.iter().any(|other| other.prefix_len() == 0 && Family::of(other.addr()) == family)

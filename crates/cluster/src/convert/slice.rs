@@ -99,7 +99,7 @@ impl Converter {
         let text = endpoint.addresses.first().ok_or("it has no address")?;
         let address = address::parse_plain(text)?;
         if address.family() != family {
-            return Err(format!("{text} is not {family}, as addressType says"));
+            return Err(format!("{text} is not an {family} address, which addressType requires"));
         }
         let condition = |read: fn(&EndpointConditions) -> Option<bool>| endpoint.conditions.as_ref().and_then(read);
         Ok(object::Endpoint {

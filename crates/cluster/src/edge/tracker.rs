@@ -39,7 +39,7 @@ pub(crate) struct EdgeTracker {
     tried_nodes: BTreeSet<Name>,
     refusals: RefusalTracker<SourceKey>,
     changes: Vec<Change>,
-    /// Stays set: Nodes that are needed later are not waited for.
+    /// Whether everything was read once. It stays set: Nodes that are needed later are not waited for.
     is_synced: bool,
     /// The last batch without its changes.
     last_sent: Option<ChangeBatch>,

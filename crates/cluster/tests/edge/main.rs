@@ -190,10 +190,10 @@ async fn endpoints_replace_rewritten_slices_and_only_needed_nodes_are_read() {
     stub.delete("endpoints", "default/db");
     receiver.until("cloud-1 is not needed any more", |l| l.nodes() == ["cloud-2", "edge-1"]).await;
     assert!(receiver.endpoints("db").is_empty() && receiver.has("db"));
-    let asked = stub.requests();
-    let never = |path: &str| !asked.iter().any(|one| one.starts_with(path));
-    assert!(never("/api/v1/nodes?") && never("/api/v1/pods") && never("/apis/discovery"), "{asked:#?}");
-    assert_eq!(asked.iter().filter(|one| one.starts_with("/api/v1/nodes/cloud-1")).count(), 1, "{asked:#?}");
+    let requests = stub.requests();
+    let never = |path: &str| !requests.iter().any(|one| one.starts_with(path));
+    assert!(never("/api/v1/nodes?") && never("/api/v1/pods") && never("/apis/discovery"), "{requests:#?}");
+    assert_eq!(requests.iter().filter(|one| one.starts_with("/api/v1/nodes/cloud-1")).count(), 1, "{requests:#?}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The writes of EndpointSlices: which policy slice or node slice must be written next, and what became of a write.
+//! The writes of EndpointSlices: which policy slice or node slice must be written next, and the result of a write.
 
 use super::{ClusterState, WRITE_INTERVAL};
 use crate::write_queue::Priority;
@@ -34,8 +34,8 @@ impl ClusterState {
         }
     }
 
-    /// The slice that should exist; `None` unless its policy is accepted. Agents do not use slices of other policies, and
-    /// publishing them would let anyone who may write policies fill the cluster with slices.
+    /// The slice that should exist; `None` unless its policy is accepted. Agents do not use slices of other policies,
+    /// and publishing them would let anyone who may write policies fill the cluster with slices.
     fn accepted_slice(&self, name: &SliceName) -> Option<&PolicySlice> {
         let slice = self.slices.wanted(name)?;
         let policy = self.policies.get(&slice.policy)?;

@@ -6,7 +6,7 @@ use crate::validation::tests::policy;
 use beeline_cluster::Access;
 use beeline_model::Address;
 use beeline_model::name::Protocol;
-use beeline_model::object::{AddressType, ContainerPort, Node, Pod, PodName, ServicePort, SliceName, TrafficPolicy};
+use beeline_model::object::{AddressType, ContainerPort, Node, Pod, PodName, ServicePort, SliceName};
 use beeline_model::planner::Planner;
 use beeline_model::policy::{DialledPort, Matcher, PolicyKind, PolicySlice};
 use beeline_model::rules::Rules;
@@ -19,7 +19,7 @@ pub fn settings() -> ControllerSettings {
         namespace: "kube-system".into(),
         report_namespace: "beeline-reports".into(),
         identity: "test".into(),
-        virtual_ranges: beeline_model::virtual_address::default_ranges(),
+        virtual_address_cidrs: beeline_model::virtual_address::default_ranges(),
         overlap: Overlap::Refuse,
         webhook_address: ([127, 0, 0, 1], 0).into(),
         webhook_names: Vec::new(),
@@ -30,6 +30,7 @@ pub fn settings() -> ControllerSettings {
         lease_duration: Duration::from_secs(60),
         health_address: None,
         drain: Duration::ZERO,
+        commit: "none",
     }
 }
 
@@ -41,18 +42,9 @@ pub fn address(ip: &str) -> Address {
 fn web() -> Service {
     let port = |port: u16| ServicePort { name: port.to_string().into(), protocol: Protocol::Tcp, port, node_port: 0 };
     Service {
-        name: ServiceName::new("local", "default", "web"),
-        created: 0,
         cluster_ips: [address("10.96.0.1")].into(),
-        load_balancer_ips: [].into(),
-        external_ips: [].into(),
-        source_ranges: [].into(),
-        has_node_ports: false,
-        internal: TrafficPolicy::Cluster,
-        external: TrafficPolicy::Cluster,
-        affinity: None,
-        health_check_node_port: 0,
         ports: (80..100).map(port).collect(),
+        ..Service::named(ServiceName::new("local", "default", "web"))
     }
 }
 
@@ -63,7 +55,7 @@ fn pod(name: &str, ip: &str) -> Change {
         node: Some("n".into()),
         addresses: [address(ip)].into(),
         containers: [].into(),
-        untouched: false,
+        excluded: false,
         view: None,
         labels: Labels::new(),
         ready: true,

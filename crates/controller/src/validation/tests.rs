@@ -151,7 +151,7 @@ fn virtual_policy(name: &str, ip: &str) -> Policy {
 fn a_refused_virtual_address_has_a_message_that_says_what_to_use() {
     let state = state(Vec::new());
     let message = |ip: &str| describe(state.evaluate(&virtual_policy("v", ip)));
-    let outside = "refused: AddressNotAllowed: virtual address 10.1.2.3: it lies outside the allowed ranges \
+    let outside = "refused: AddressNotAllowed: virtual address 10.1.2.3: it is outside the allowed ranges \
                    169.254.0.0/16, fd00:bee::/48 (--virtual-address-cidrs)";
     assert_eq!(message("10.1.2.3"), outside);
     let cluster_ip = message("10.96.0.1");

@@ -172,8 +172,8 @@ fn position_named<'a>(clusters: impl Iterator<Item = &'a ClusterRules> + Clone, 
 /// changes, so it keeps its own number and gets rows only then.
 fn first_clusters(clusters: &[ClusterRules], views: &BTreeSet<Name>) -> BTreeMap<u32, usize> {
     let configured = clusters.iter().skip(1).filter_map(|cluster| cluster.view.as_ref());
-    let asked = views.iter().chain(configured).filter_map(|name| position_named(clusters.iter(), name));
-    let named = asked.map(|at| (view_number(&clusters[at].name), at));
+    let requested = views.iter().chain(configured).filter_map(|name| position_named(clusters.iter(), name));
+    let named = requested.map(|at| (view_number(&clusters[at].name), at));
     named.chain([(0, 0)]).collect()
 }
 
@@ -206,8 +206,9 @@ fn hash(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
+/// 0 is the default view, and the largest number marks excluded cgroups in the kernel.
 fn view_number(name: &str) -> u32 {
-    hash(name).max(1)
+    hash(name).clamp(1, u32::MAX - 1)
 }
 
 /// 0 is the cluster that this host is a node of, and the cluster without a name. If two names hash to one number, the

@@ -40,14 +40,16 @@ impl fmt::Display for UnreachableReason {
         f.write_str(match self {
             UnreachableReason::NoNodePort => "no nodePort and pods not routed",
             UnreachableReason::Shared => "no nodePort, and another cluster's pods have the same addresses",
-            UnreachableReason::NoNode => "pods not routed, and the endpoint names no node whose nodePort could serve",
-            UnreachableReason::NodeUnknown => "pods not routed, and their node is not known here",
-            UnreachableReason::NodeWithoutAddress => {
-                "pods not routed, and their node has no address of this family for us"
+            UnreachableReason::NoNode => {
+                "pods are not routed, and the endpoint names no node whose nodePort could be used"
             }
-            UnreachableReason::OtherEdge => "on another edge node, where nothing proxies",
+            UnreachableReason::NodeUnknown => "pods are not routed, and their node is not known",
+            UnreachableReason::NodeWithoutAddress => {
+                "pods are not routed, and their node has no usable address of this family"
+            }
+            UnreachableReason::OtherEdge => "on another edge node, where no service proxy runs",
             UnreachableReason::OwnAddress => {
-                "a remote cluster may not lead to this host itself: its own, loopback or link-local addresses"
+                "a loopback, link-local or own address of this host cannot be a backend of a remote cluster"
             }
         })
     }

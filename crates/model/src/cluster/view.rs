@@ -97,8 +97,8 @@ fn exclusion(rank: &ViewRank, inputs: &ViewInputs<'_>, key: &FrontendKey, claim:
 fn host_conflict(address: Address, claim: &Claim, other: &OtherCluster<'_>, node: &Name) -> Refusal {
     let by = &other.context.rules.name;
     let message = format!(
-        "{address} is an address of node {node} of cluster {by}, or of a pod on it, and {by} comes before: it is left alone; \
-         use another address, or a view"
+        "{address} is an address of node {node} of cluster {by}, or of a pod on it, and {by} is earlier in the configuration: \
+         the address is not programmed; use another address, or a view"
     );
     Refusal { subject: (&claim.service).into(), reason: RefusalReason::AddressConflict, message }
 }

@@ -1,6 +1,6 @@
 //! Reserves frontends for whole services. A table that cannot hold every new frontend holds those of complete services,
-//! in the order of their names, because half a service would use the room of another and serve no client. A frontend
-//! that a policy takes over still counts for its Service.
+//! in the order of their names, because a partly programmed service would take the capacity of another and serve no
+//! client. A frontend that a policy takes over still counts for its Service.
 
 use super::Reconciler;
 use crate::claim::Claim;
@@ -18,7 +18,7 @@ pub(super) fn beneficiary<'d>(delta: &'d Delta, key: &FrontendKey, claim: &'d Cl
 const TABLE_FULL: MapError = MapError::Full("frontend");
 
 impl<M: Maps> Reconciler<'_, M> {
-    /// Rows that are deleted in this round make room in the next round only, because they are deleted last.
+    /// Rows that are deleted in this round free capacity for the next round only, because they are deleted last.
     pub(super) fn reserve_frontends(&mut self, delta: &Delta) {
         let size = self.maps.sizes().frontends as usize;
         let mut free = size.saturating_sub(self.tables.rows.frontends.len());
@@ -42,7 +42,7 @@ impl<M: Maps> Reconciler<'_, M> {
         !self.tables.rows.frontends.contains_key(key)
     }
 
-    /// A service keeps its existing frontends, and they follow its endpoints, even if there is no room for more.
+    /// A service keeps its existing frontends, and they follow its endpoints, even if there is no capacity for more.
     pub(super) fn check_capacity(&self, key: &FrontendKey, service: &ServiceName) -> Result<(), MapError> {
         if self.over_capacity.contains(service) && self.is_new(key) { Err(TABLE_FULL) } else { Ok(()) }
     }

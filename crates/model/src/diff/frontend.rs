@@ -113,7 +113,7 @@ impl<M: Maps> Reconciler<'_, M> {
         holder.is_some_and(|row| self.is_unlisted_above(row.set, chain_position(&winner.service)))
     }
 
-    /// The claim that the row can lead to. A policy for which the table has no room must not disable the levels below
+    /// The claim that the row can lead to. A policy that does not fit into the tables must not disable the levels below
     /// it, so the first claim whose set exists is used.
     fn usable_claim<'d>(&self, winner: &'d Claim, below: &'d [Claim]) -> &'d Claim {
         let is_full = matches!(self.tables.pending.services.get(&winner.service), Some(MapError::Full(_)));
@@ -319,8 +319,8 @@ impl<M: Maps> Reconciler<'_, M> {
     }
 
     pub(super) fn delete_frontends(&mut self, tier: Tier) {
-        let gone = self.tables.sweep_queue.frontends.iter().filter(|key| key.tier() == tier);
-        gone.copied().collect::<Vec<_>>().into_iter().for_each(|key| self.delete_frontend(key));
+        let obsolete = self.tables.sweep_queue.frontends.iter().filter(|key| key.tier() == tier);
+        obsolete.copied().collect::<Vec<_>>().into_iter().for_each(|key| self.delete_frontend(key));
     }
 
     fn delete_frontend(&mut self, key: FrontendKey) {

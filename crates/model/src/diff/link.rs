@@ -10,9 +10,9 @@ use crate::plan::{ServicePlan, SetPlan};
 use crate::row::*;
 
 impl<M: Maps> Reconciler<'_, M> {
-    /// The next set in the chain, which is created before this one (`in_link_order`). A policy for which there is no
-    /// room is skipped. If the set could not be created for another reason, nothing changes, because a dial would find
-    /// nothing below.
+    /// The next set in the chain, which is created before this one (`in_link_order`). A policy that does not fit into
+    /// the tables is skipped. If the set could not be created for another reason, nothing changes, because a dial would
+    /// find nothing below.
     pub(super) fn next_set(&self, plan: &SetPlan) -> Result<SetId, MapError> {
         let Some(mut name) = plan.next.as_ref() else { return Ok(SET_NONE) };
         loop {
@@ -22,7 +22,7 @@ impl<M: Maps> Reconciler<'_, M> {
             let missing = || MapError::Failed(format!("{name}, the set below {}, is missing", plan.name));
             match (self.tables.pending.services.get(&name.owner.service), self.next_of.get(name)) {
                 (Some(MapError::Full(_)), Some(next)) => name = next,
-                // The Service itself has no room. The policy serves nevertheless.
+                // The Service itself does not fit into the tables. The policy serves nevertheless.
                 (Some(MapError::Full(_)), None) => return Ok(SET_NONE),
                 (error, _) => return Err(error.cloned().unwrap_or_else(missing)),
             }
@@ -34,14 +34,14 @@ impl<M: Maps> Reconciler<'_, M> {
     }
 
     /// The set belongs to a policy that was not listed yet, and that takes precedence over the new owner.
-    pub(super) fn is_unlisted_above(&self, set: SetId, newcomer: u8) -> bool {
+    pub(super) fn is_unlisted_above(&self, set: SetId, new_position: u8) -> bool {
         let owner = self.owner_of(set);
-        owner.is_some_and(|name| chain_position(&name) > newcomer && self.tables.unlisted.contains(name.cluster()))
+        owner.is_some_and(|name| chain_position(&name) > new_position && self.tables.unlisted.contains(name.cluster()))
     }
 
     fn keeps_link(&self, old: SetId, new: SetId) -> bool {
-        let newcomer = || self.owner_of(new).map_or(0, |name| chain_position(&name));
-        !self.tables.unlisted.is_empty() && self.is_unlisted_above(old, newcomer())
+        let new_position = || self.owner_of(new).map_or(0, |name| chain_position(&name));
+        !self.tables.unlisted.is_empty() && self.is_unlisted_above(old, new_position())
     }
 
     pub(super) fn next_is_over_capacity(&self, plan: &SetPlan, next: SetId) -> Option<MapError> {

@@ -143,7 +143,7 @@ impl<M: Maps> Reconciler<'_, M> {
         let policy = plan.policy.filter(SetPolicy::is_active).unwrap_or_default();
         let next = self.next_set(plan)?;
         if let Some(error) = self.next_is_over_capacity(plan, next) {
-            // The set is linked when there is room.
+            // The set is linked when the next set fits into the tables.
             self.fail(service, error);
         }
         let header = SetHeader {

@@ -174,7 +174,7 @@ pub fn frontend_as_backend(address: Address, owner: &str) -> String {
 fn check_limit(policy: &Policy) -> Result<(), Refusal> {
     match policy.limit {
         Some(Limit { connects_per_second: 0, .. } | Limit { burst: 0, .. }) => {
-            let why = "connectsPerSecond and burst are at least 1; leave the limit out for none";
+            let why = "connectsPerSecond and burst must be at least 1; omit the limit to disable it";
             Err(refusal(policy, RefusalReason::BadLimit, why))
         }
         _ => Ok(()),
@@ -187,13 +187,13 @@ fn check_virtual(policy: &Policy, address: Address, context: &PolicyContext<'_>)
     };
     if context.path.is_own_address(address) {
         let message = format!(
-            "virtual address {address} is this host's own, loopback or link-local: no remote cluster's; use one of \
-             fd00:bee::/48, or of another range that --virtual-address-cidrs lists"
+            "virtual address {address} is this host's own, loopback or link-local, which a policy of a remote cluster may not \
+             use: use an address in fd00:bee::/48, or in another range of --virtual-address-cidrs"
         );
         return Err(refusal(policy, RefusalReason::OwnAddress, message));
     }
-    match (&context.taken, virtual_address::check(&context.rules.virtual_ranges, address)) {
-        (Some(owner), _) => not_allowed(&format!("it is {owner}")),
+    match (&context.taken, virtual_address::check(&context.rules.virtual_address_cidrs, address)) {
+        (Some(owner), _) => not_allowed(&format!("it is already {owner}")),
         (None, Err(why)) => not_allowed(&why),
         (None, Ok(())) => Ok(()),
     }

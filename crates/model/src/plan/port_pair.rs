@@ -58,7 +58,7 @@ pub(super) fn pair_ports(policy: &Policy, service: Option<&Service>) -> Result<P
 
 fn no_service(policy: &Policy, name: &Name) -> Refusal {
     let message = format!(
-        "there is no Service {}/{name} with a ClusterIP: the policy holds as soon as there is one",
+        "there is no Service {}/{name} with a ClusterIP: the policy takes effect when it exists",
         policy.name.namespace
     );
     refusal(policy, RefusalReason::ServiceNotFound, message)
@@ -109,7 +109,7 @@ fn check_names<'a>(
     let mut seen = BTreeSet::new();
     for (name, protocol) in names {
         let problem = match () {
-            () if several && name.is_empty() => "where there are several ports, each needs a name".to_owned(),
+            () if several && name.is_empty() => "each of several ports needs a name".to_owned(),
             () if !seen.insert((name, protocol)) => format!("two ports are called {name:?} for {protocol}"),
             () => continue,
         };
@@ -148,7 +148,7 @@ fn check_dialled(policy: &Policy, dialled: &[DialledPort]) -> Result<(), Refusal
 fn single(policy: &Policy, dialled: DialledPort, backend: &BackendPort) -> Result<PortPairs, Refusal> {
     let (wanted, got) = (dialled.protocol, backend.protocol);
     if wanted != got {
-        let message = format!("a dial by {wanted} cannot become one by {got}: give both ports one protocol");
+        let message = format!("the frontend port is {wanted} and the backend port {got}: give both the same protocol");
         return Err(refusal(policy, RefusalReason::BadPorts, message));
     }
     let names = [&dialled.name, &backend.name];
@@ -203,7 +203,7 @@ fn dialled_of(port: &ServicePort) -> DialledPort {
 fn port_without_backend(policy: &Policy, service: &Service, port: &ServicePort) -> Refusal {
     let (number, protocol, name) = (port.port, port.protocol, &port.name);
     let message = format!(
-        "port {number}/{protocol} of Service {} stays as it is: no backend port is called {name:?} for {protocol}",
+        "port {number}/{protocol} of Service {} is not covered: no backend port is called {name:?} for {protocol}",
         service.name
     );
     refusal(policy, RefusalReason::PortWithoutBackend, message)

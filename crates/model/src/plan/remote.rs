@@ -36,7 +36,7 @@ pub fn node_port(service: &Service, port: &ServicePort) -> u16 {
 
 /// A cluster that this host is outside of may use neither the host's own addresses nor a metadata address.
 pub(super) fn may_program(rules: &Rules, paths: &PathContext<'_>, address: Address) -> bool {
-    let reserved = paths.host_role == HostRole::Outside && is_reserved(&rules.virtual_ranges, address);
+    let reserved = paths.host_role == HostRole::Outside && is_reserved(&rules.virtual_address_cidrs, address);
     !paths.is_own_address(address) && !reserved
 }
 
@@ -52,13 +52,15 @@ pub(super) fn refuse_own_addresses(service: &Service, context: &PlanContext<'_>,
     refusals.extend(own.into_iter().map(|address| Refusal {
         subject: (&service.name).into(),
         reason: RefusalReason::OwnAddress,
-        message: format!("{address} is this host's own, loopback or link-local: no remote cluster's, it is left alone"),
+        message: format!(
+            "{address} is this host's own, loopback or link-local, and is not programmed for a remote cluster"
+        ),
     }));
-    let reserved = |a: &&Address| is_reserved(&context.rules.virtual_ranges, **a) && !paths.is_own_address(**a);
+    let reserved = |a: &&Address| is_reserved(&context.rules.virtual_address_cidrs, **a) && !paths.is_own_address(**a);
     refusals.extend(service.cluster_ips.iter().filter(reserved).map(|address| Refusal {
         subject: (&service.name).into(),
         reason: RefusalReason::MetadataAddress,
-        message: format!("{address} is a cloud's metadata address: it is left alone; use another one"),
+        message: format!("{address} is a cloud's metadata address and is not programmed: use another address"),
     }));
 }
 
@@ -182,7 +184,7 @@ impl PortPlan<'_> {
 
     fn consequence(&self) -> &'static str {
         match (self.has_no_reachable_endpoint(), self.is_left_to_network()) {
-            (_, true) => "; the ClusterIP is left to the route that leads there",
+            (_, true) => "; the ClusterIP is left to the existing route",
             (true, false) => "; dials to the ClusterIP are refused",
             (false, false) => "",
         }

@@ -4,9 +4,9 @@ use super::BackendPlan;
 use crate::row::MAX_SLOTS;
 use std::collections::BTreeMap;
 
-/// Maximum number of slots of a weighted set. Large sets get `SLOTS_EACH` slots per backend instead.
-const MOST_SLOTS: usize = 256;
-const SLOTS_EACH: usize = 4;
+/// Maximum number of slots of a weighted set. Large sets get `SLOTS_PER_BACKEND` slots per backend instead.
+const MAX_WEIGHTED_SLOTS: usize = 256;
+const SLOTS_PER_BACKEND: usize = 4;
 
 /// Returns each backend as often as it is listed, after dividing the counts by their greatest common divisor. Sorted.
 pub(crate) fn weigh(listed: Vec<BackendPlan>) -> Vec<BackendPlan> {
@@ -19,7 +19,7 @@ pub(crate) fn weigh(listed: Vec<BackendPlan>) -> Vec<BackendPlan> {
 fn fit(counts: Vec<usize>) -> Vec<usize> {
     let common = counts.iter().copied().fold(0, gcd).max(1);
     let total: usize = counts.iter().map(|count| count / common).sum();
-    let max_slots = MOST_SLOTS.max(SLOTS_EACH * counts.len()).min(MAX_SLOTS).max(counts.len());
+    let max_slots = MAX_WEIGHTED_SLOTS.max(SLOTS_PER_BACKEND * counts.len()).min(MAX_SLOTS).max(counts.len());
     if total <= max_slots {
         return counts.into_iter().map(|count| count / common).collect();
     }

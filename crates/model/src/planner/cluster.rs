@@ -281,16 +281,17 @@ impl Planner {
         let (reason, message) = match conflict {
             RangeConflict::Owned { by, range } => {
                 let instead = match self.order.view(cluster).filter(|view| *view != 0) {
-                    Some(_) => "they are seen in its view only",
-                    None => "give it a view to see them",
+                    Some(_) => "they are served in its view only",
+                    None => "set a view for it to use them",
                 };
-                let text = format!("{count} Services or policies lie in {range}, which is cluster {by}'s: {instead}");
+                let text =
+                    format!("{count} Services or policies are in {range}, which belongs to cluster {by}: {instead}");
                 (RefusalReason::RangeOwned, text)
             }
             RangeConflict::Unknown(by) => {
                 let text = format!(
-                    "{count} Services or policies wait until the service ranges of cluster {by}, which comes before, are \
-                     known: set its serviceCIDRs"
+                    "{count} Services or policies wait until the service ranges of the earlier cluster {by} are known: set \
+                     serviceCIDRs of {by}"
                 );
                 (RefusalReason::RangeUnknown, text)
             }

@@ -156,7 +156,7 @@ impl Planner {
     }
 
     pub(super) fn node_rows(&self) -> BTreeMap<Address, NodeRow> {
-        let row = |cluster, own, loopback| NodeRow { cluster, own, loopback, alone: false };
+        let row = |cluster, own, loopback| NodeRow { cluster, own, loopback, exact_loopback: false };
         let mut rows = BTreeMap::new();
         // If two clusters list one node address, the earlier cluster has it.
         for (cluster_context, state) in self.clusters().rev() {
@@ -175,8 +175,8 @@ impl Planner {
             rows.insert(address, row(0, true, false));
         }
         for family in Family::BOTH.into_iter().filter(|family| self.rules.localhost_node_ports(*family)) {
-            let alone = family == Family::V4 && !self.rules.is_loopback_block_served();
-            rows.insert(Address::loopback(family), NodeRow { alone, ..row(0, true, true) });
+            let exact_loopback = family == Family::V4 && !self.rules.is_loopback_block_served();
+            rows.insert(Address::loopback(family), NodeRow { exact_loopback, ..row(0, true, true) });
         }
         rows
     }

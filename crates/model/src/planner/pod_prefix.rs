@@ -144,9 +144,9 @@ impl Planner {
         self.reach.shared.iter().filter_map(|((cluster, _), prefixes)| {
             let (prefix, other) = prefixes.iter().next()?;
             let message = format!(
-                "its pods and those of cluster {other} have addresses in {prefix}, and a route or an answer does not say whose \
-                 pod it is: they are reached by their nodes' nodePorts. Set podAccess: direct where this network leads to these \
-                 pods, and podAccess: node at the other cluster"
+                "its pods and those of cluster {other} have addresses in {prefix}, and a route or a probe does not show whose pod \
+                 answers: the pods are reached through the nodePorts of their nodes. Set podAccess: direct for the cluster \
+                 whose pods this network routes to, and podAccess: node for the other cluster"
             );
             Some(Refusal { subject: RefusalSubject::Cluster(cluster.clone()), reason: RefusalReason::PodsShared, message })
         })

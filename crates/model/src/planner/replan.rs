@@ -65,11 +65,11 @@ impl Planner {
         let mut plans = Vec::with_capacity(names.len());
         for name in &names {
             let cluster = name.cluster();
-            let (_, near) = match context.take() {
+            let (_, current) = match context.take() {
                 Some(known) if known.0 == cluster => context.insert(known),
                 _ => context.insert((cluster, self.plan_context(cluster))),
             };
-            plans.push(near.as_ref().and_then(|near| self.plan(name, near)));
+            plans.push(current.as_ref().and_then(|context| self.plan(name, context)));
         }
         names.into_iter().zip(plans).collect()
     }
@@ -211,7 +211,7 @@ impl Planner {
         }
         let cluster = &*context.cluster.rules.name;
         let mut policies = self.policies.at_address(address).filter(|owner| owner.cluster() == cluster);
-        let is_allowed = virtual_address::check(&self.rules.virtual_ranges, *address).is_ok();
+        let is_allowed = virtual_address::check(&self.rules.virtual_address_cidrs, *address).is_ok();
         policies.next().filter(|_| is_allowed).map(|owner| format!("the virtual address of {}", owner.subject()))
     }
 
@@ -228,7 +228,7 @@ impl Planner {
             (Some(claim), _) => Some(format!("the ClusterIP of Service {}: use serviceMatcher", claim.service)),
             (None, Some(node)) => Some(format!("an address of node {node}, or of a pod on it: choose another")),
             (None, None) if self.rules.own_addresses.contains(address) => {
-                Some("this host's own: choose another".into())
+                Some("an address of this host: choose another".into())
             }
             (None, None) => None,
         }

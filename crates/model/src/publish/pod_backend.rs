@@ -47,7 +47,7 @@ fn no_address(matcher: &Matcher) -> PodProblem {
 
 fn endpoint(pod: &Pod, address: Address) -> Endpoint {
     let node = pod.node.clone();
-    Endpoint { address, ready: true, serving: true, terminating: false, node, hints: None }
+    Endpoint { node, ..Endpoint::ready(address) }
 }
 
 /// The ports that the pod has. A pod without any of the ports is not published.

@@ -1,5 +1,5 @@
 //! Packs members into numbered slices of at most 100. A member keeps its slice, so that a change of one member rewrites
-//! one slice only. Free places are filled before a new slice is created; members are never moved between slices,
+//! one slice only. Free entries are filled before a new slice is created; members are never moved between slices,
 //! because that would rewrite slices without a change.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,7 +107,7 @@ mod tests {
         packer.insert(120, &"web", 1, None);
         assert!(packer.take_changed().is_empty(), "nothing changed");
         packer.insert(900, &"web", 0, None);
-        assert_eq!(packer.take_changed(), BTreeSet::from([0]), "the free place is filled");
+        assert_eq!(packer.take_changed(), BTreeSet::from([0]), "the free entry is filled");
         packer.insert(901, &"other", 0, None);
         assert_eq!(packer.take_changed(), BTreeSet::from([3]), "another group has slices of its own");
     }

@@ -87,8 +87,10 @@ impl RandomClusters {
             2 => HostRole::Node,
             _ => HostRole::Outside,
         };
-        rules.local_policy = if rng.u8(..6) == 0 { LocalPolicy::Strict } else { LocalPolicy::Kubernetes };
-        rules.empty_local = if rng.u8(..4) == 0 { EmptyLocal::Drop } else { EmptyLocal::Refuse };
+        rules.local_traffic_policy =
+            if rng.u8(..6) == 0 { LocalTrafficPolicy::Strict } else { LocalTrafficPolicy::Kubernetes };
+        rules.no_local_endpoint_action =
+            if rng.u8(..4) == 0 { NoLocalEndpointAction::Drop } else { NoLocalEndpointAction::Refuse };
         rules.own_addresses = vec![address("192.168.7.2"), address("fd00:7::2")];
         let mut random =
             RandomClusters { rng, rules, reach: Reach::default(), views: BTreeSet::new(), objects: BTreeMap::new() };
@@ -263,7 +265,7 @@ impl RandomClusters {
             node: Some(self.pick(&[HOST, HOST, HOST, "n2"]).into()),
             addresses: self.addresses(&OWN_PODS, 2).into(),
             containers: [].into(),
-            untouched: false,
+            excluded: false,
             view: None,
             labels: Default::default(),
             ready: true,

@@ -10,7 +10,7 @@ use beeline_model::event::{Action, Reason};
 use beeline_model::object::{Endpoint, Node, Service, ServicePort, TrafficPolicy};
 use beeline_model::reach::{PodGroup, Reachability};
 use beeline_model::resolve::Dial;
-use beeline_model::rules::{EmptyLocal, HostRole, LocalPolicy};
+use beeline_model::rules::{HostRole, LocalTrafficPolicy, NoLocalEndpointAction};
 use beeline_model::{Address, Family, Name, Protocol};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -199,8 +199,8 @@ impl<'a> ReferenceModel<'a> {
     /// The views in use, by their first cluster.
     fn views(&self) -> Vec<Option<Name>> {
         self.random.rules.clusters.iter().enumerate().fold(vec![None], |mut all, (i, cluster)| {
-            let asked = self.random.views.iter().any(|view| *view == cluster.name);
-            if asked || i > 0 && cluster.view.is_some() {
+            let requested = self.random.views.iter().any(|view| *view == cluster.name);
+            if requested || i > 0 && cluster.view.is_some() {
                 all.push(Some(cluster.name.clone()));
             }
             all
@@ -286,16 +286,16 @@ impl ClusterModel<'_> {
         let weights = self.weigh(&set, port);
         let may = |e: &Endpoint| e.ready || e.serving && e.terminating;
         let any = self.endpoints(service, port, family).iter().any(|(_, e)| may(e));
-        match (weights.is_empty(), local && any, self.random.rules.empty_local) {
+        match (weights.is_empty(), local && any, self.random.rules.no_local_endpoint_action) {
             (false, ..) => resolved(weights),
-            (true, true, EmptyLocal::Refuse) => result(Action::Refused, Reason::NoLocal),
-            (true, true, EmptyLocal::Drop) => result(Action::Untouched, Reason::NoLocal),
+            (true, true, NoLocalEndpointAction::Refuse) => result(Action::Refused, Reason::NoLocal),
+            (true, true, NoLocalEndpointAction::Drop) => result(Action::Untouched, Reason::NoLocal),
             (true, false, _) => result(Action::Refused, Reason::NoEndpoint),
         }
     }
 
     fn is_strict(&self, service: &Service) -> bool {
-        self.random.rules.local_policy == LocalPolicy::Strict
+        self.random.rules.local_traffic_policy == LocalTrafficPolicy::Strict
             && (service.internal == TrafficPolicy::Local || reference::is_external_local(service))
     }
 

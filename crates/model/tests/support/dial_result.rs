@@ -4,7 +4,7 @@ use beeline_model::Address;
 use beeline_model::event::{Action, Reason};
 use beeline_model::resolve::{Dial, resolve};
 use beeline_model::row::Rows;
-use beeline_model::rules::EmptyLocal;
+use beeline_model::rules::NoLocalEndpointAction;
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,8 +15,8 @@ pub struct DialResult {
 }
 
 impl DialResult {
-    pub fn of(rows: &Rows, dial: &Dial, empty_local: EmptyLocal) -> DialResult {
-        let verdict = resolve(rows, dial, empty_local);
+    pub fn of(rows: &Rows, dial: &Dial, no_local_endpoint_action: NoLocalEndpointAction) -> DialResult {
+        let verdict = resolve(rows, dial, no_local_endpoint_action);
         let backends =
             verdict.backends.iter().map(|id| (rows.backends[*id].address, rows.backends[*id].port)).collect();
         DialResult { action: verdict.action, reason: verdict.reason, backends }

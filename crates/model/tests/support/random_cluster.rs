@@ -299,8 +299,10 @@ impl RandomCluster {
 fn random_rules(rng: &mut Rng) -> Rules {
     let mut rules = Rules::for_node(OWN_NODE);
     let range = |text: &str| NodePortAddress::Range(text.parse().expect("a range"));
-    rules.local_policy = if rng.u8(..4) == 0 { LocalPolicy::Strict } else { LocalPolicy::Kubernetes };
-    rules.empty_local = if rng.u8(..4) == 0 { EmptyLocal::Drop } else { EmptyLocal::Refuse };
+    rules.local_traffic_policy =
+        if rng.u8(..4) == 0 { LocalTrafficPolicy::Strict } else { LocalTrafficPolicy::Kubernetes };
+    rules.no_local_endpoint_action =
+        if rng.u8(..4) == 0 { NoLocalEndpointAction::Drop } else { NoLocalEndpointAction::Refuse };
     rules.external_ips = match rng.u8(..8) {
         0 => ExternalIps::Off,
         1 => ExternalIps::Within(vec!["198.51.100.0/24".parse().expect("a range")]),
@@ -321,7 +323,7 @@ fn random_rules(rng: &mut Rng) -> Rules {
         _ => vec![address("172.18.0.2"), address("fd00:18::2"), address("10.244.1.1")],
     };
     if rng.bool() {
-        rules.virtual_ranges.extend(MORE_RANGES.map(|net| net.parse::<IpNet>().expect("a range")));
+        rules.virtual_address_cidrs.extend(MORE_RANGES.map(|net| net.parse::<IpNet>().expect("a range")));
     }
     rules
 }

@@ -116,9 +116,9 @@ pub fn plot(file: &Path, records: &[record::RecordFigures], resolves: &[Vec<tabl
     let mut added = Vec::new();
     for (index, protocol) in SocketProtocol::ALL.into_iter().enumerate() {
         let connect = |figures: &record::RecordFigures| figures.connect[index].p50();
-        let whole = |figures: &record::RecordFigures| figures.total[index].p50();
+        let lifetime = |figures: &record::RecordFigures| figures.total[index].p50();
         added.push(over_none(format!("{} connect()", protocol.name()), &records[NONE..], connect));
-        added.push(over_none(format!("{} socket() to close()", protocol.name()), &records[NONE..], whole));
+        added.push(over_none(format!("{} socket() to close()", protocol.name()), &records[NONE..], lifetime));
     }
     plot::bars(&above, "Time that a per-socket record adds to a dial (p50)", "ns", &groups, &added, AxisScale::Linear)?;
     let lines: Vec<_> = CANDIDATES

@@ -130,7 +130,7 @@ impl ContenderFiles {
             // The size of the conntrack table belongs to the machine.
             "conntrack": {"maxPerCore": 0, "min": 0},
         });
-        fs::write(&file, settings.to_string()).with_context(|| format!("write {}", file.display()))?;
+        fs::write(&file, settings.to_string()).with_context(|| format!("cannot write {}", file.display()))?;
         let program = self.cache.program("kube-proxy");
         ensure!(program.exists(), "{} is missing: run `kit build`", program.display());
         Ok(vec![program.display().to_string(), format!("--config={}", file.display())])

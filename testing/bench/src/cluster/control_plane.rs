@@ -81,7 +81,7 @@ impl ControlPlane {
             "clusters": [{"name": "bench", "cluster": {"server": api(), "certificate-authority": certificate}}],
             "users": [{"name": "bench", "user": {"token": TOKEN}}],
         });
-        std::fs::write(&file, text.to_string()).with_context(|| format!("write {}", file.display()))?;
+        std::fs::write(&file, text.to_string()).with_context(|| format!("cannot write {}", file.display()))?;
         Ok(file)
     }
 
@@ -216,6 +216,6 @@ fn start_server(
 /// Creates the service account keys that the API server requires.
 fn make_keys(file: &str) -> Result<()> {
     let key = rcgen::KeyPair::generate()?;
-    std::fs::write(format!("{file}.key"), key.serialize_pem()).with_context(|| format!("write {file}.key"))?;
-    std::fs::write(format!("{file}.pub"), key.public_key_pem()).with_context(|| format!("write {file}.pub"))
+    std::fs::write(format!("{file}.key"), key.serialize_pem()).with_context(|| format!("cannot write {file}.key"))?;
+    std::fs::write(format!("{file}.pub"), key.public_key_pem()).with_context(|| format!("cannot write {file}.pub"))
 }

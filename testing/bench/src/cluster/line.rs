@@ -87,7 +87,7 @@ pub const LINES: [MetricLine; 24] = [
     MetricLine::new("the same with what it starts (nft, iptables-restore)", "MB", 1, |f| max(&f.memory_all, MB)),
     MetricLine::new("connect() of a pod, p50", "us", 1, |f| p50(&f.traffic.connect[0], US)),
     MetricLine::new("connect() of a pod, p99", "us", 1, |f| p99(&f.traffic.connect[0], US)),
-    MetricLine::new("connect() direct, in the same turns, p50", "us", 1, |f| p50(&f.traffic.connect[1], US)),
+    MetricLine::new("connect() direct, in the same rounds, p50", "us", 1, |f| p50(&f.traffic.connect[1], US)),
     MetricLine::new("requests over fresh connections", "1/s", 0, |f| p50(&f.traffic.fresh[0], 1.0)),
     MetricLine::new("requests over fresh connections, direct", "1/s", 0, |f| p50(&f.traffic.fresh[1], 1.0)),
     MetricLine::new("requests over kept connections", "1/s", 0, |f| p50(&f.traffic.kept[0], 1.0)),

@@ -52,7 +52,7 @@ pub struct ContenderFigures {
     pub traffic: Traffic,
     /// Number of services that did not answer when the last one did, and of all that were dialled.
     pub late: u64,
-    pub asked: u64,
+    pub dialled: u64,
 }
 
 impl ContenderFigures {
@@ -65,7 +65,7 @@ impl ContenderFigures {
         self.service.merge(&other.service);
         self.traffic.merge(&other.traffic);
         self.late += other.late;
-        self.asked += other.asked;
+        self.dialled += other.dialled;
     }
 }
 
@@ -135,7 +135,7 @@ impl BenchRun {
         let end = late.iter().map(|(_, at)| *at).max().unwrap_or(first.answered);
         thread::sleep(AFTER_START);
         let mut figures =
-            ContenderFigures { late: late.len() as u64, asked: all.len() as u64, ..ContenderFigures::default() };
+            ContenderFigures { late: late.len() as u64, dialled: all.len() as u64, ..ContenderFigures::default() };
         figures.cold.push((end - start).as_nanos() as u64);
         figures.cold_cpu.push((agent.cpu()? * 1e6) as u64);
         Ok(figures)

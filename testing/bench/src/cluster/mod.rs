@@ -117,7 +117,7 @@ pub fn run(directory: &Path, options: &ClusterBenchOptions) -> Result<()> {
 
 fn measure(directory: &Path, options: &ClusterBenchOptions, sizes: &[u32], cache: Cache) -> Result<Vec<SizeResult>> {
     let logs = directory.join("cluster-log");
-    fs::create_dir_all(&logs).with_context(|| format!("make {}", logs.display()))?;
+    fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
     let files = tempfile::tempdir()?;
     let mut run = prepare(cache, files.path(), &logs)?;
     let mut all = Vec::new();

@@ -49,7 +49,7 @@ impl BenchNetwork {
 
     fn join(&self, below: &str) -> Result<()> {
         let path = self.cgroup(below);
-        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         let file = path.join("cgroup.procs");
         fs::write(&file, std::process::id().to_string()).with_context(|| file.display().to_string())
     }
@@ -112,7 +112,7 @@ fn set(netns: &BenchNamespace, settings: &[(&str, &str)]) -> Result<()> {
     netns.run(|| {
         for (name, value) in settings {
             let path = Path::new("/proc/sys/net/ipv4").join(name);
-            fs::write(&path, value).with_context(|| format!("write {value} to {}", path.display()))?;
+            fs::write(&path, value).with_context(|| format!("cannot write {value} to {}", path.display()))?;
         }
         Ok(())
     })

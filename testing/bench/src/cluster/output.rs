@@ -50,7 +50,7 @@ fn cell(row: &ReportRow, digits: usize) -> String {
 }
 
 fn limit_cells<'a>(mut rows: impl Iterator<Item = &'a ReportRow>) -> Vec<String> {
-    let limit = rows.find_map(|row| Some((row.bar?, row.holds?)));
+    let limit = rows.find_map(|row| Some((row.limit?, row.met?)));
     let word = |is_met| if is_met { "yes" } else { "EXCEEDED" };
     limit.map_or_else(Vec::new, |(limit, is_met)| vec![format!("<= {limit}"), word(is_met).into()])
 }
@@ -59,7 +59,7 @@ fn limit_cells<'a>(mut rows: impl Iterator<Item = &'a ReportRow>) -> Vec<String>
 fn counts(report: &mut BenchReport, table: &mut TextTable, result: &SizeResult) {
     type Count = fn(&ContenderFigures) -> (u64, u64);
     let lines: [(&str, Count); 4] = [
-        ("services that did not answer when the last one did", |f| (f.late, f.asked)),
+        ("services that did not answer when the last one did", |f| (f.late, f.dialled)),
         ("dials and requests that failed", |f| (f.traffic.failed, f.traffic.tried)),
         ("endpoints in effect before the API server's response (as 0 ms)", |f| early(&f.endpoint)),
         ("services in effect before the API server's response (as 0 ms)", |f| early(&f.service)),
@@ -99,7 +99,8 @@ fn compare(report: &mut BenchReport, result: &SizeResult) {
     if let Some(least) = others.iter().map(|other| other.memory.percentile(1.0)).min_by(f64::total_cmp) {
         let over = own.memory.percentile(1.0) / least;
         report.row(
-            ReportRow::new(format!("peak memory over the leaner kube-proxy's/{services}"), over, "x").at_most(1.0),
+            ReportRow::new(format!("peak memory relative to the smaller kube-proxy's/{services}"), over, "x")
+                .at_most(1.0),
         );
     }
     if let Some(best) = others.iter().map(|other| other.traffic.fresh[0].p50()).max_by(f64::total_cmp) {
@@ -115,7 +116,7 @@ fn compare(report: &mut BenchReport, result: &SizeResult) {
 pub fn print_limits(report: &BenchReport) {
     let mut table = TextTable::new("Limits", &["", "value", "at most", "unit", "met"]);
     for row in report.rows() {
-        if let (Some(limit), Some(is_met)) = (row.bar, row.holds) {
+        if let (Some(limit), Some(is_met)) = (row.limit, row.met) {
             let word = if is_met { "yes" } else { "EXCEEDED" };
             table.line(&row.name, [format!("{:.2}", row.value), limit.to_string(), row.unit.into(), word.into()]);
         }

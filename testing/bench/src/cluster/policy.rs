@@ -190,7 +190,7 @@ fn dial_during(network: &BenchNetwork, services: u32, work: impl FnOnce() -> Res
 
 pub fn print(report: &mut BenchReport, all: &[&PolicyFigures]) {
     let columns =
-        ["policies, one a service", "last answer to kernel, s", "removed, s", "cold start, s", "peak, MB", "failed"];
+        ["policies, one per service", "last answer to kernel, s", "removed, s", "cold start, s", "peak, MB", "failed"];
     let mut table = TextTable::new("Policies, all at once", &columns);
     for figures in all {
         let PolicyFigures { policies, created, cold, deleted, failed, dials, memory } = figures;

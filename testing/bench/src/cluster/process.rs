@@ -34,14 +34,14 @@ impl BenchProcess {
         settings: &[(&str, String)],
         log: &Path,
     ) -> Result<Self> {
-        fs::create_dir_all(cgroup).with_context(|| format!("make {}", cgroup.display()))?;
-        let output = File::create(log).with_context(|| format!("make {}", log.display()))?;
+        fs::create_dir_all(cgroup).with_context(|| format!("cannot create {}", cgroup.display()))?;
+        let output = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let mut command = Command::new("sh");
         command.args(["-c", ENTER]).arg(cgroup).args(["setpriv", "--pdeathsig", "KILL", "nsenter"]);
         command.arg(format!("--net={}", netns.file().display())).arg("--").args(words);
         command.envs(settings.iter().map(|(name, value)| (name, value)));
         let child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn();
-        let child = child.with_context(|| format!("start {name}"))?;
+        let child = child.with_context(|| format!("cannot start {name}"))?;
         Ok(Self { child, name: name.into(), cgroup: cgroup.into(), log: log.into() })
     }
 

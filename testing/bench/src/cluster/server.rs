@@ -49,7 +49,7 @@ fn listen(address: Ipv4Addr) -> Result<TcpListener> {
     let socket = tokio::net::TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
     socket.bind((address, POD_PORT).into())?;
-    socket.listen(BACKLOG).context("listen as the pods")
+    socket.listen(BACKLOG).context("cannot listen as the pods")
 }
 
 async fn accept(listener: TcpListener) {

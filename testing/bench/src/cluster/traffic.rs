@@ -165,7 +165,9 @@ async fn kept(target: TrafficTarget, services: u32, interval: Duration) -> Resul
     let mut streams = Vec::new();
     for _ in 0..CONNECTIONS {
         let address = target.address(services);
-        streams.push(tokio::time::timeout(TIMEOUT, open(address)).await?.with_context(|| format!("dial {address}"))?);
+        streams.push(
+            tokio::time::timeout(TIMEOUT, open(address)).await?.with_context(|| format!("cannot dial {address}"))?,
+        );
     }
     let start = Instant::now();
     let one = |mut stream: TcpStream| async move {

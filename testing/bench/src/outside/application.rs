@@ -78,7 +78,7 @@ pub struct ApplicationArgs {
 pub fn serve(arguments: ApplicationArgs) -> Result<()> {
     let (runtime, mut open_connections) = (runtime()?, Vec::new());
     for line in io::stdin().lock().lines() {
-        let request = serde_json::from_str(&line?).context("an request")?;
+        let request = serde_json::from_str(&line?).context("cannot parse a request")?;
         let done = runtime.block_on(arguments.handle(request, &mut open_connections));
         let mut out = io::stdout();
         writeln!(out, "{}", serde_json::to_string(&done)?)?;

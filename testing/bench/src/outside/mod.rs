@@ -69,7 +69,7 @@ fn measure(
     cache: &Cache,
 ) -> Result<BTreeMap<DialPath, OutsideFigures>> {
     let logs = directory.join("outside-log");
-    fs::create_dir_all(&logs).with_context(|| format!("create {}", logs.display()))?;
+    fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
     let files = tempfile::tempdir()?;
     let mut network = OutsideNetwork::create(cache, files.path(), &logs)?;
     let mut all: BTreeMap<DialPath, OutsideFigures> = BTreeMap::new();

@@ -188,7 +188,7 @@ impl Drop for OutsideNetwork {
 }
 
 fn join(cgroup: &Path) -> Result<()> {
-    fs::create_dir_all(cgroup).with_context(|| format!("create {}", cgroup.display()))?;
+    fs::create_dir_all(cgroup).with_context(|| format!("cannot create {}", cgroup.display()))?;
     let file = cgroup.join("cgroup.procs");
     fs::write(&file, std::process::id().to_string()).with_context(|| file.display().to_string())
 }
@@ -280,7 +280,7 @@ fn start_proxy(
     let mut settings = kit::proxy::settings(node.name, kit::proxy::ProxyMode::Nftables, kubeconfig);
     settings["clusterCIDR"] = CLUSTER.into();
     let file = files.join(format!("{}.json", node.name));
-    fs::write(&file, settings.to_string()).with_context(|| format!("write {}", file.display()))?;
+    fs::write(&file, settings.to_string()).with_context(|| format!("cannot write {}", file.display()))?;
     let words = [cache.program("kube-proxy").display().to_string(), format!("--config={}", file.display())];
     BenchProcess::start(node.name, cgroup, netns, &words, &[], &logs.join(format!("{}.log", node.name)))
 }
@@ -289,7 +289,7 @@ fn start_proxy(
 fn flush_conntrack(node: &BenchNamespace) -> Result<()> {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", node.file().display())).args(["conntrack", "-F"]);
-    let output = command.output().context("run conntrack: is it installed?")?;
+    let output = command.output().context("cannot run conntrack: is it installed?")?;
     ensure!(output.status.success(), "conntrack -F: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(())
 }

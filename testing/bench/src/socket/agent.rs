@@ -25,7 +25,7 @@ use crate::{
     stats::Samples,
 };
 
-const FLIPS: usize = 10;
+const CHANGES: usize = 10;
 /// The agent's default for --max-services.
 const DEFAULT_MAX_SERVICES: u32 = 16_384;
 
@@ -59,7 +59,7 @@ fn measure_here(services: u32) -> Result<AgentFigures> {
     agent.wait(address, DialResult::Refused, Duration::from_secs(180))?;
     let start = started.elapsed().as_secs_f64();
     let mut change = Samples::default();
-    for flip in 0..FLIPS * 2 {
+    for flip in 0..CHANGES * 2 {
         let answer = if flip % 2 == 0 { DialResult::Resolved } else { DialResult::Refused };
         let written = Instant::now();
         manifest::write_file(folder.path(), services, 0..u32::from(answer == DialResult::Resolved))?;
@@ -83,7 +83,7 @@ fn dial(address: Ipv4Addr) -> Result<DialResult> {
     match rustix::net::connect(&socket, &SocketAddrV4::new(address, SERVICE_PORT)) {
         Ok(()) => Ok(DialResult::Resolved),
         Err(Errno::CONNREFUSED) => Ok(DialResult::Refused),
-        Err(error) => Err(error).with_context(|| format!("connect to {address}")),
+        Err(error) => Err(error).with_context(|| format!("cannot connect to {address}")),
     }
 }
 

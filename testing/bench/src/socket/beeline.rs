@@ -14,7 +14,7 @@ use beeline_model::{
     diff::{ReconcileOutcome, reconcile},
     planner::{Delta, Planner},
     row::Sizes,
-    rules::{EmptyLocal, Rules},
+    rules::{NoLocalEndpointAction, Rules},
     table::Tables,
 };
 
@@ -34,7 +34,12 @@ impl Beeline {
     pub fn open(name: &str, cgroup: &Path, services: u32) -> Result<Self> {
         let pins = pin_dir(name)?;
         let sizes = sizes(services);
-        let config = Config { pin_dir: pins.clone(), cgroup: cgroup.into(), sizes, empty_local: EmptyLocal::default() };
+        let config = Config {
+            pin_dir: pins.clone(),
+            cgroup: cgroup.into(),
+            sizes,
+            no_local_endpoint_action: NoLocalEndpointAction::default(),
+        };
         let program = Program::open(config)?;
         let kernel = program.kernel()?;
         let (planner, tables) = (Planner::new(Rules::for_node(NODE)), Tables::new(sizes));

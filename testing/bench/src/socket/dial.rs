@@ -129,7 +129,7 @@ impl Client {
         let start = Instant::now();
         let connected = rustix::net::connect(&socket, &address);
         let took = start.elapsed().as_nanos() as u64;
-        connected.with_context(|| format!("connect to {address}"))?;
+        connected.with_context(|| format!("cannot connect to {address}"))?;
         let accepted = if self.target.is_udp() { None } else { Some(self.server.accept(self.target.port())?) };
         drop(socket);
         drop(accepted);

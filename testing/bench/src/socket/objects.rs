@@ -8,7 +8,7 @@ use beeline_model::{
     Address, Family, Name, Protocol, ServiceName,
     change::Change,
     name::LOCAL_CLUSTER,
-    object::{Endpoint, Object, Service, ServicePort, Slice, SliceName, SlicePort, TrafficPolicy},
+    object::{Endpoint, Object, Service, ServicePort, Slice, SliceName, SlicePort},
 };
 
 pub const BACKENDS: u32 = 3;
@@ -49,29 +49,16 @@ impl ObjectFactory {
     fn service(&self, number: u32, protocol: Protocol) -> Service {
         let port = ServicePort { name: self.port.clone(), protocol, port: SERVICE_PORT, node_port: 0 };
         Service {
-            name: name(number),
-            created: 0,
             cluster_ips: [address(service_address(number))].into(),
-            load_balancer_ips: [].into(),
-            external_ips: [].into(),
-            source_ranges: [].into(),
-            has_node_ports: false,
-            internal: TrafficPolicy::Cluster,
-            external: TrafficPolicy::Cluster,
-            affinity: None,
-            health_check_node_port: 0,
             ports: [port].into(),
+            ..Service::named(name(number))
         }
     }
 
     fn endpoint(&self, pod: u32) -> Endpoint {
         Endpoint {
-            address: address(pod_address(pod)),
-            ready: true,
-            serving: true,
-            terminating: false,
             node: Some(self.nodes[pod as usize % self.nodes.len()].clone()),
-            hints: None,
+            ..Endpoint::ready(address(pod_address(pod)))
         }
     }
 

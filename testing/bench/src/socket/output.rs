@@ -119,7 +119,7 @@ pub fn programming(report: &mut BenchReport, figures: &programming::ProgrammingF
     report.row(ReportRow::new("programming/one endpoint of 1000 over one of 10, p50", growth, "x").at_most(1.5));
     print!("{table}");
     report.row(ReportRow::new(
-        "memory/100000/kernel maps, with room for changes",
+        "memory/100000/kernel maps, with space for changes",
         figures.map_memory as f64 / MIB,
         "MiB",
     ));
@@ -149,7 +149,7 @@ pub fn agent(report: &mut BenchReport, figures: &agent::AgentFigures) {
 pub fn print_limits(report: &BenchReport) {
     let mut table = TextTable::new("Limits", &["", "value", "at most", "unit", ""]);
     for row in report.rows() {
-        if let (Some(limit), Some(is_met)) = (row.bar, row.holds) {
+        if let (Some(limit), Some(is_met)) = (row.limit, row.met) {
             let word = if is_met { "met" } else { "EXCEEDED" };
             table.line(&row.name, [format!("{:.2}", row.value), limit.to_string(), row.unit.into(), word.into()]);
         }

@@ -72,7 +72,7 @@ pub struct BenchSetup {
     pub udp: Beeline,
     pub groups: ThreadGroups,
     _cgroup: BenchCgroup,
-    _field: PodNetwork,
+    _network: PodNetwork,
 }
 
 pub struct ThreadGroups {
@@ -98,23 +98,23 @@ impl ThreadGroups {
 
 impl BenchSetup {
     pub fn build(services: u32) -> Result<Self> {
-        let mut field = PodNetwork::create()?;
+        let mut network = PodNetwork::create()?;
         let cgroup = BenchCgroup::enter("beeline-bench")?;
         let groups = ThreadGroups::new(&cgroup)?;
         let tcp = open_and_fill("tcp", &groups.tcp, services, Protocol::Tcp)?;
         let udp = open_and_fill("udp", &groups.udp, services, Protocol::Udp)?;
         let mut threads = Vec::new();
         for (number, variant) in VARIANTS.iter().enumerate() {
-            let node = field.node(&format!("node{number}"))?;
+            let node = network.node(&format!("node{number}"))?;
             match variant.resolver {
                 Resolver::Nftables => kube_proxy_rules::load_nftables(&node, services)?,
                 Resolver::Iptables => kube_proxy_rules::load_iptables(&node, services)?,
                 Resolver::None | Resolver::Beeline | Resolver::BeelineUdp => {}
             }
             let group = groups.of(variant.resolver).clone();
-            threads.push(DialThread::start(group, node, field.server.clone(), variant.target, services));
+            threads.push(DialThread::start(group, node, network.server.clone(), variant.target, services));
         }
-        Ok(Self { services, threads, tcp, udp, groups, _cgroup: cgroup, _field: field })
+        Ok(Self { services, threads, tcp, udp, groups, _cgroup: cgroup, _network: network })
     }
 
     /// Makes this many dials and returns the total duration of their connect() calls in nanoseconds.

@@ -1,6 +1,6 @@
 //! One socket in a child process of the harness.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::{Client, Result, unexpected};
 use crate::{
@@ -49,6 +49,12 @@ impl Socket<'_> {
 
     pub fn send_with(&self, to: Option<SocketAddr>, bytes: impl AsRef<[u8]>, method: CallMethod) -> Result<u64> {
         let request = ChildRequest::Send { slot: self.slot, to, bytes: bytes.as_ref().to_vec(), method };
+        self.client.call("send", &request).map(|(_, nanos)| nanos)
+    }
+
+    /// sendmsg() with IP_PKTINFO or IPV6_PKTINFO: `source` is the source address of this datagram.
+    pub fn send_from(&self, source: IpAddr, to: SocketAddr, bytes: impl AsRef<[u8]>) -> Result<u64> {
+        let request = ChildRequest::SendFrom { slot: self.slot, source, to, bytes: bytes.as_ref().to_vec() };
         self.client.call("send", &request).map(|(_, nanos)| nanos)
     }
 

@@ -108,7 +108,8 @@ impl LoadBalancer {
     fn route(&mut self, address: IpAddr, targets: &[[Option<IpAddr>; 2]]) -> Result<()> {
         let nodes: Vec<IpAddr> = targets.iter().filter_map(|pair| pair[usize::from(address.is_ipv6())]).collect();
         if self.routes.get(&address) != Some(&nodes) {
-            network::add_balanced_route(address, &nodes).with_context(|| format!("route {address} to {nodes:?}"))?;
+            network::add_balanced_route(address, &nodes)
+                .with_context(|| format!("cannot route {address} to {nodes:?}"))?;
             println!("routed {address} to {nodes:?}");
             self.routes.insert(address, nodes);
         }

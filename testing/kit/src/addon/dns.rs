@@ -41,8 +41,8 @@ impl SharedZone {
 
 pub async fn serve(tasks: &mut JoinSet<Result<()>>, zone: SharedZone) -> Result<()> {
     let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 53));
-    let udp = UdpSocket::bind(address).await.context("listen on UDP port 53")?;
-    let tcp = TcpListener::bind(address).await.context("listen on TCP port 53")?;
+    let udp = UdpSocket::bind(address).await.context("cannot listen on UDP port 53")?;
+    let tcp = TcpListener::bind(address).await.context("cannot listen on TCP port 53")?;
     tasks.spawn(serve_udp(udp, zone.clone()));
     tasks.spawn(serve_tcp(tcp, zone));
     Ok(())
@@ -62,7 +62,7 @@ async fn serve_udp(socket: UdpSocket, zone: SharedZone) -> Result<()> {
 async fn serve_tcp(listener: TcpListener, zone: SharedZone) -> Result<()> {
     let mut open = JoinSet::new();
     loop {
-        let (stream, _) = listener.accept().await.context("accept on TCP port 53")?;
+        let (stream, _) = listener.accept().await.context("cannot accept on TCP port 53")?;
         open.spawn(serve_connection(stream, zone.clone()));
         while open.try_join_next().is_some() {}
     }

@@ -49,7 +49,7 @@ impl QemuChannel {
     }
 
     fn connect(socket: &Path, limit: Duration) -> Result<QemuChannel> {
-        let stream = UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
+        let stream = UnixStream::connect(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
         stream.set_read_timeout(Some(limit))?;
         Ok(QemuChannel { lines: BufReader::new(stream), limit })
     }
@@ -96,17 +96,17 @@ impl QemuChannel {
 
     fn send(&mut self, command: &str, arguments: Value) -> Result<()> {
         let line = json!({"execute": command, "arguments": arguments}).to_string() + "\n";
-        self.lines.get_mut().write_all(line.as_bytes()).with_context(|| format!("send {command}"))
+        self.lines.get_mut().write_all(line.as_bytes()).with_context(|| format!("cannot send {command}"))
     }
 
     /// Reads the next response, and skips greetings and events.
     fn response(&mut self) -> Result<Value> {
         loop {
             let mut line = String::new();
-            if self.lines.read_line(&mut line).context("wait for a response")? == 0 {
+            if self.lines.read_line(&mut line).context("cannot wait for a response")? == 0 {
                 bail!("qemu has ended");
             }
-            let value: Value = serde_json::from_str(&line).with_context(|| format!("read {line:?}"))?;
+            let value: Value = serde_json::from_str(&line).with_context(|| format!("cannot read {line:?}"))?;
             if value.get("return").is_some() || value.get("error").is_some() {
                 return Ok(value);
             }
@@ -115,6 +115,6 @@ impl QemuChannel {
 }
 
 fn decode(text: &Value) -> Result<String> {
-    let bytes = STANDARD.decode(text.as_str().unwrap_or_default()).context("decode a command's output")?;
+    let bytes = STANDARD.decode(text.as_str().unwrap_or_default()).context("cannot decode a command's output")?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -21,7 +21,7 @@ pub fn start(node: NodeId, dir: &Path) -> Result<()> {
     let (socket, program) = (dir.join(SOCKET), dir.join(NAME));
     // passt executes passt.avx2 beside it if there is one, and a component is found by its program's name. The copy
     // stays `passt`.
-    fs::copy(PROGRAM, &program).with_context(|| format!("copy {PROGRAM} to {}", program.display()))?;
+    fs::copy(PROGRAM, &program).with_context(|| format!("cannot copy {PROGRAM} to {}", program.display()))?;
     let component = component(node, dir)?;
     component.start()?;
     wait::until(Timeout::new("passt's socket", 20, component.log()), || {

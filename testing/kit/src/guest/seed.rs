@@ -21,7 +21,9 @@ pub fn make(dir: &Path, config: &GuestConfig) -> Result<()> {
     let mut size = OVERHEAD;
     for file in &config.files {
         let name = file.file_name().with_context(|| format!("{} has no file name", file.display()))?;
-        size += fs::copy(file, files.path().join(name)).with_context(|| format!("copy {}", file.display()))? * 11 / 10;
+        size += fs::copy(file, files.path().join(name)).with_context(|| format!("cannot copy {}", file.display()))?
+            * 11
+            / 10;
     }
     let mut make = Command::new("mke2fs");
     make.args(["-q", "-t", "ext4", "-O", "^has_journal", "-L", LABEL, "-d"]).arg(files.path());

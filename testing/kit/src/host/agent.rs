@@ -37,8 +37,8 @@ pub struct HostAgent<'a> {
 impl OutsideHost {
     /// The agent with additional options; it is not started.
     pub fn agent(&self, arguments: &[&str]) -> Result<HostAgent<'_>> {
-        fs::create_dir_all(self.files()).with_context(|| format!("create {}", self.files().display()))?;
-        fs::create_dir_all(self.cgroup()?).with_context(|| format!("create the cgroup of {}", self.host))?;
+        fs::create_dir_all(self.files()).with_context(|| format!("cannot create {}", self.files().display()))?;
+        fs::create_dir_all(self.cgroup()?).with_context(|| format!("cannot create the cgroup of {}", self.host))?;
         let binary = agent::binary(None)?.display().to_string();
         let state_dir = self.files().join("disk");
         let own = [
@@ -105,7 +105,7 @@ impl HostAgent<'_> {
     pub fn configure(&self, text: &str) -> Result<()> {
         let (file, temporary) = (self.config_file(), self.config_file().with_extension("new"));
         state::write(&temporary, text)?;
-        fs::rename(&temporary, &file).with_context(|| format!("replace {}", file.display()))
+        fs::rename(&temporary, &file).with_context(|| format!("cannot replace {}", file.display()))
     }
 
     pub fn config_file(&self) -> PathBuf {
@@ -175,6 +175,6 @@ impl HostAgent<'_> {
     /// Runs a program on the host and returns its output, also if it fails.
     pub fn output(&self, arguments: &[String]) -> Result<Output> {
         let mut command = self.outside.command()?;
-        command.args(arguments).output().with_context(|| format!("run {arguments:?}"))
+        command.args(arguments).output().with_context(|| format!("cannot run {arguments:?}"))
     }
 }

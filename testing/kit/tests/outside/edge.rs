@@ -176,7 +176,7 @@ fn an_edge_host_dials_its_own_pods_and_the_clouds_nodes() {
         wait_until(&format!("{target} by {expected:?}"), || sorted(edge.explain(target).backends()) == expected);
         let paths = edge.explain(target).paths();
         assert!(
-            paths.iter().any(|path| path == "unreachable: on another edge node, where nothing proxies"),
+            paths.iter().any(|path| path == "unreachable: on another edge node, where no service proxy runs"),
             "{paths:?}"
         );
     }

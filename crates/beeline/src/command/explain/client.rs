@@ -43,7 +43,7 @@ pub fn locate(from: &str, agent: &AgentClient) -> anyhow::Result<ClientLocation>
 
 fn locate_process(pid: u32) -> anyhow::Result<ClientLocation> {
     let own = network_namespace(pid)?;
-    let host = Some(own) == network_namespace(1).ok();
+    let host = is_host_namespace(&own);
     let place = if host { "in the host's network namespace" } else { "in its own network namespace" };
     Ok(ClientLocation { cgroup: cgroup::of_process(pid)?, host, text: format!("process {pid}, {place}") })
 }
@@ -51,11 +51,20 @@ fn locate_process(pid: u32) -> anyhow::Result<ClientLocation> {
 fn network_namespace(pid: u32) -> anyhow::Result<PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/ns/net")).map_err(|error| match error.kind() {
         ErrorKind::PermissionDenied => {
-            anyhow!("--from {pid}: permission denied: only root may read the network namespace of process {pid}")
+            anyhow!(
+                "--from {pid}: permission denied: reading the network namespace of process {pid} needs root and \
+                 CAP_SYS_PTRACE"
+            )
         }
         ErrorKind::NotFound => anyhow!("--from {pid}: there is no process {pid}"),
         _ => anyhow!("--from {pid}: cannot read the network namespace of process {pid}: {error}"),
     })
+}
+
+/// Process 1 may be out of sight, as in a container. Then this command itself is taken to run on the host's network, as it
+/// does in the agent's pod.
+fn is_host_namespace(namespace: &Path) -> bool {
+    network_namespace(1).or_else(|_| network_namespace(std::process::id())).is_ok_and(|host| host == namespace)
 }
 
 fn locate_pod(name: &str, agent: &AgentClient) -> anyhow::Result<ClientLocation> {
@@ -82,7 +91,7 @@ fn locate_pod(name: &str, agent: &AgentClient) -> anyhow::Result<ClientLocation>
 /// A pod with hostNetwork: decided by one of its processes.
 fn is_in_host_namespace(cgroup: &Path) -> bool {
     let process = first_process(cgroup);
-    process.is_some_and(|pid| network_namespace(pid).ok().is_some_and(|own| Some(own) == network_namespace(1).ok()))
+    process.is_some_and(|pid| network_namespace(pid).is_ok_and(|own| is_host_namespace(&own)))
 }
 
 fn first_process(cgroup: &Path) -> Option<u32> {
@@ -107,7 +116,7 @@ impl ExplainClient {
         let rules = tables.control()?.rules();
         // From the client's cgroup upwards: the nearest rule decides the view.
         let found: Vec<_> = cgroups.iter().filter_map(|id| rules.get(id)).copied().collect();
-        let excluded = found.iter().any(|rule| rule.untouched).then(|| {
+        let excluded = found.iter().any(|rule| rule.excluded).then(|| {
             "the client is in an excluded cgroup (--exclude-cgroup, its pod's annotation, or an annotation with an unknown \
              view: see `beeline status`)"
                 .to_owned()

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused_with_examples() {
+    fn a_text_that_is_neither_address_nor_service_is_refused_with_examples() {
         for text in ["web", "10.96.0.10", "10.96.0.10:http", "a/b/c/d", "", "default/", "10.96.0.10:80/FTP"] {
             let error = text.parse::<Destination>().unwrap_err().to_string();
             assert!(error.contains("default/web:http") || error.contains("FTP"), "{text}: {error}");

@@ -27,7 +27,8 @@ pub fn because(verdict: &Verdict, dial: &Dial, affinity: u32) -> String {
         }
         (_, Reason::SourceDenied) => "the client's address is outside loadBalancerSourceRanges".into(),
         (_, Reason::SourceUnknown) => {
-            "the service has loadBalancerSourceRanges, and the client's address is not known at connect: the packets decide"
+            "the service has loadBalancerSourceRanges, and the client's address is not known at connect(): the dial is left \
+             unchanged"
                 .into()
         }
         _ if !dial.protocol.has_hook() => format!("{} sockets have no hook: they are not resolved", dial.protocol),
@@ -103,7 +104,7 @@ mod tests {
     use beeline_model::Protocol;
     use beeline_model::resolve::resolve;
     use beeline_model::row::Rows;
-    use beeline_model::rules::EmptyLocal;
+    use beeline_model::rules::NoLocalEndpointAction;
 
     fn dial(address: &str) -> Dial {
         Dial::to(Address::from(address.parse::<std::net::IpAddr>().unwrap()), 80, Protocol::Tcp)
@@ -112,7 +113,8 @@ mod tests {
     #[test]
     fn affinity_is_mentioned_only_where_there_is_some() {
         let dial = dial("10.96.0.10");
-        let verdict = Verdict { action: Action::Resolved, ..resolve(&Rows::default(), &dial, EmptyLocal::Refuse) };
+        let verdict =
+            Verdict { action: Action::Resolved, ..resolve(&Rows::default(), &dial, NoLocalEndpointAction::Refuse) };
         assert_eq!(because(&verdict, &dial, 0), "one of the backends below, at random");
         assert!(because(&verdict, &dial, 600).contains("keeps it for 600 s (session affinity)"));
     }

@@ -52,7 +52,7 @@ fn with_pod(backend: &str, explanation: Option<&ServiceExplanation>) -> String {
     pod.map_or_else(|| backend.to_owned(), |pod| format!("{backend} ({pod})"))
 }
 
-/// The order is of interest where a policy takes part in it.
+/// The order is printed only if it contains a policy.
 fn order(e: &DialExplanation) -> String {
     let mut text = String::new();
     if e.order.iter().any(|step| step.rule != Rule::Service) {

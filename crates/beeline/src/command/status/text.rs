@@ -17,7 +17,7 @@ pub fn tables(status: &TablesStatus) -> String {
     let (kernel, counts) = (&status.kernel, &status.counts);
     let heartbeat = or_dash(status.last_heartbeat.as_ref());
     render(&[
-        ("agent", format!("{}; the kernel goes on with its tables as they are", status.agent)),
+        ("agent", format!("{}; the BPF programs keep using the last tables", status.agent)),
         ("last heartbeat", format!("{heartbeat}; --agent-down-action: {}", status.agent_down_action)),
         (
             "tables",
@@ -174,7 +174,8 @@ fn counts(status: &AgentStatus) -> Vec<Line> {
 }
 
 fn closed_ports(dials: u64) -> String {
-    format!("{dials} dials refused at a ClusterIP's port that its Service does not have")
+    let dials = plural(usize::try_from(dials).unwrap_or(usize::MAX), "dial");
+    format!("{dials} refused at a ClusterIP's port that its Service does not have (the self-test makes one)")
 }
 
 fn policies(counts: &PolicyCounts) -> String {

@@ -135,7 +135,7 @@ async fn foreign_accounts_are_not_changed(cluster: &Cluster<'_>, host: &Host) {
     for command in ["grant", "revoke"] {
         let message = super::host::run_failing(&[command, "other", "--kubeconfig", &host.admin]);
         assert!(
-            message.contains("serviceaccounts/other") && message.contains("not made by `beeline grant`"),
+            message.contains("serviceaccounts/other") && message.contains("was not created by `beeline grant`"),
             "{message}"
         );
     }

@@ -88,7 +88,7 @@ fn tracker_without_slices() -> ObjectTracker {
 #[test]
 fn policies_that_cannot_be_read_do_not_block_services() {
     let mut tracker = tracker_without_slices();
-    // While slices are not listed either, the server is in trouble, and failures of policies do not count.
+    // While slices are not listed either, the whole server is failing, and failures of policies do not count.
     (0..9).for_each(|_| tracker.apply(failed(ResourceKind::BalancingPolicy, false), Instant::now()));
     let slices = finished([ResourceKind::LocalRedirectPolicy, ResourceKind::EndpointSlice]);
     assert!(!apply(&mut tracker, slices).synced);
@@ -122,7 +122,7 @@ fn denied_and_missing_kinds_do_not_count_before_services_are_listed() {
         (0..60).for_each(|at| drop(apply_at(&mut tracker, start + at * SECOND, policies.map(update))));
         let rest = [ResourceKind::Service, ResourceKind::EndpointSlice, ResourceKind::Node, ResourceKind::Pod];
         let batch = apply_at(&mut tracker, start + 61 * SECOND, finished(rest));
-        assert!(!batch.synced && !batch.complete, "policies get a new chance after the server was in trouble");
+        assert!(!batch.synced && !batch.complete, "policies are tried again after the server has recovered");
         let batch = apply_at(&mut tracker, start + 62 * SECOND, policies.map(update));
         assert!(batch.synced && !batch.complete, "Services are served, and rows of policies stay");
         assert!(apply_at(&mut tracker, start + 92 * SECOND, policies.map(update)).complete);

@@ -67,7 +67,7 @@ fn measure_here() -> Result<Vec<RecordFigures>> {
         let dialled = if variant.service { SERVICE } else { server.address };
         workers.push(Worker::start(group, netns.clone(), server.clone(), dialled));
     }
-    let globals = skel.maps.data_data.as_mut().context("no data")?;
+    let globals = skel.maps.data_data.as_mut().context("record.bpf.c has no global variables")?;
     let figures = run_all(&workers, &mut globals.cells_per_cookie);
     workers.into_iter().try_for_each(Worker::stop)?;
     let mut figures = figures?;
@@ -80,7 +80,7 @@ fn measure_here() -> Result<Vec<RecordFigures>> {
 
 fn load(storage: &mut MaybeUninit<OpenObject>, port: u16) -> Result<RecordSkel<'_>> {
     let mut open = RecordSkelBuilder::default().open(storage)?;
-    open.maps.rodata_data.as_mut().context("no rodata")?.server_port = port.to_be();
+    open.maps.rodata_data.as_mut().context("record.bpf.c has no constants")?.server_port = port.to_be();
     let skel = open.load().context("the kernel refused record.bpf.c")?;
     populate(&skel)?;
     Ok(skel)
@@ -127,9 +127,9 @@ impl Scheduler<'_> {
     fn dial(&mut self, index: usize, protocol: SocketProtocol) -> Result<()> {
         *self.cells_per_cookie = (1 << 16) / VARIANTS.iter().filter(|variant| variant.cookie).count() as u32;
         let warm_up = self.workers.len() * DIALS / 20;
-        for (turn, worker) in random_rounds(self.workers.len(), DIALS + DIALS / 20, 1).enumerate() {
-            let times = self.turn(worker, WorkRequest::Dial(protocol))?;
-            if turn >= warm_up {
+        for (run, worker) in random_rounds(self.workers.len(), DIALS + DIALS / 20, 1).enumerate() {
+            let times = self.request(worker, WorkRequest::Dial(protocol))?;
+            if run >= warm_up {
                 self.figures[worker].connect[index].push(times.call);
                 self.figures[worker].total[index].push(times.total);
             }
@@ -140,7 +140,7 @@ impl Scheduler<'_> {
     fn block(&mut self, index: usize, protocol: SocketProtocol) -> Result<()> {
         *self.cells_per_cookie = 1 << 16;
         for worker in random_rounds(self.workers.len(), BLOCKS, 2) {
-            let times = self.turn(worker, WorkRequest::Block(protocol, BLOCK_DIALS))?;
+            let times = self.request(worker, WorkRequest::Block(protocol, BLOCK_DIALS))?;
             self.figures[worker].block[index].push(times.call);
             // Deferred work of this candidate must not be measured with the next one.
             thread::sleep(Duration::from_millis(15));
@@ -150,14 +150,14 @@ impl Scheduler<'_> {
 
     fn receive(&mut self) -> Result<()> {
         for worker in random_rounds(self.workers.len(), DATAGRAMS, 3) {
-            let times = self.turn(worker, WorkRequest::Receive)?;
+            let times = self.request(worker, WorkRequest::Receive)?;
             self.figures[worker].receive.push(times.call);
         }
         Ok(())
     }
 
-    fn turn(&self, worker: usize, turn: WorkRequest) -> Result<CallTimes> {
-        self.workers[worker].turn(turn).with_context(|| format!("{}: {turn:?}", VARIANTS[worker].name))
+    fn request(&self, worker: usize, request: WorkRequest) -> Result<CallTimes> {
+        self.workers[worker].request(request).with_context(|| format!("{}: {request:?}", VARIANTS[worker].name))
     }
 }
 

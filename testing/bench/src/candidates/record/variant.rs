@@ -74,7 +74,7 @@ pub const VARIANTS: [RecordVariant; 11] = [
         ..variant("hash lazy")
     },
     RecordVariant {
-        about: "LRU hash by cookie, no release hook; forgets idle sockets",
+        about: "LRU hash by cookie, no release hook; evicts the records of idle sockets",
         cookie: true,
         connect: Some("connect_lru"),
         receive: Some("receive_lru"),

@@ -86,7 +86,7 @@ pub struct CallTimes {
 }
 
 pub struct Worker {
-    turns: mpsc::SyncSender<WorkRequest>,
+    requests: mpsc::SyncSender<WorkRequest>,
     times: mpsc::Receiver<Result<CallTimes>>,
     thread: JoinHandle<()>,
 }
@@ -98,14 +98,14 @@ impl Worker {
         server: Arc<LoopbackServer>,
         dialled: SocketAddrV4,
     ) -> Self {
-        let (turns, turn) = mpsc::sync_channel(0);
+        let (requests, received) = mpsc::sync_channel(0);
         let (answer, times) = mpsc::sync_channel(1);
         let thread = thread::spawn(move || {
             let entered = group.enter().and_then(|()| netns.enter());
             let mut client = Client { server, dialled, listening: None };
-            for turn in turn {
+            for request in received {
                 let times = match &entered {
-                    Ok(()) => client.handle(turn),
+                    Ok(()) => client.handle(request),
                     Err(error) => Err(anyhow!("{error:#}")),
                 };
                 if answer.send(times).is_err() {
@@ -113,16 +113,16 @@ impl Worker {
                 }
             }
         });
-        Self { turns, times, thread }
+        Self { requests, times, thread }
     }
 
-    pub fn turn(&self, turn: WorkRequest) -> Result<CallTimes> {
-        self.turns.send(turn).map_err(|_| anyhow!("the worker has ended"))?;
+    pub fn request(&self, request: WorkRequest) -> Result<CallTimes> {
+        self.requests.send(request).map_err(|_| anyhow!("the worker has ended"))?;
         self.times.recv().context("the worker has ended")?
     }
 
     pub fn stop(self) -> Result<()> {
-        drop(self.turns);
+        drop(self.requests);
         self.thread.join().map_err(|_| anyhow!("the worker panicked"))
     }
 }
@@ -135,8 +135,8 @@ struct Client {
 }
 
 impl Client {
-    fn handle(&mut self, turn: WorkRequest) -> Result<CallTimes> {
-        match turn {
+    fn handle(&mut self, request: WorkRequest) -> Result<CallTimes> {
+        match request {
             WorkRequest::Dial(protocol) => self.dial(protocol),
             WorkRequest::Block(protocol, dials) => self.block(protocol, dials),
             WorkRequest::Receive => self.receive(),

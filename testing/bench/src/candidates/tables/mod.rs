@@ -26,7 +26,7 @@ pub const SIZES: [u32; 4] = [10, 1_000, 10_000, 100_000];
 /// Number of timed fills of new maps.
 const FILLS: usize = 3;
 const ROUNDS: usize = 12;
-const TURNS: u32 = 40_000;
+const ITERATIONS: u32 = 40_000;
 const CHANGES: u32 = 500;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,41 +73,41 @@ pub struct TableCandidate {
 pub const TWO_HASHES: usize = 4;
 
 /// Program with an empty loop, whose time is subtracted from all others.
-const EMPTY_LOOP: &str = "walk_none";
+const EMPTY_LOOP: &str = "loop_none";
 
 pub const CANDIDATES: [TableCandidate; 5] = [
     TableCandidate {
         name: "inline",
         about: "frontend hash, set array with inline ids, backend array",
-        program: "walk_inline",
+        program: "loop_inline",
         tables: &[CandidateTable::Frontend, CandidateTable::Set, CandidateTable::Backend],
         change: Change::Mapped { slots: false },
     },
     TableCandidate {
         name: "slot",
         about: "the same, ids in a slot array of their own",
-        program: "walk_slot",
+        program: "loop_slot",
         tables: &[CandidateTable::Frontend, CandidateTable::Set, CandidateTable::Slot, CandidateTable::Backend],
         change: Change::Mapped { slots: true },
     },
     TableCandidate {
         name: "lazy",
         about: "as inline, frontend hash with BPF_F_NO_PREALLOC",
-        program: "walk_lazy",
+        program: "loop_lazy",
         tables: &[CandidateTable::LazyFrontend, CandidateTable::Set, CandidateTable::Backend],
         change: Change::Mapped { slots: false },
     },
     TableCandidate {
         name: "bucket",
-        about: "as inline, frontends in a hash of our own: mapped array, two rows a cache line",
-        program: "walk_bucket",
+        about: "as inline, frontends in a custom hash: mapped array, two rows per cache line",
+        program: "loop_bucket",
         tables: &[CandidateTable::Bucket, CandidateTable::Set, CandidateTable::Backend],
         change: Change::Mapped { slots: false },
     },
     TableCandidate {
         name: "two hashes",
         about: "service hash to {id, count}, backend hash by {id, index}",
-        program: "walk_plain",
+        program: "loop_plain",
         tables: &[CandidateTable::PlainService, CandidateTable::PlainBackend],
         change: Change::Plain,
     },
@@ -155,7 +155,7 @@ fn load(storage: &mut MaybeUninit<OpenObject>, services: u32) -> Result<TablesSk
         map.set_max_entries(backends)?;
     }
     maps.bucket.set_max_entries(buckets)?;
-    maps.rodata_data.as_mut().context("no rodata")?.bucket_mask = buckets - 1;
+    maps.rodata_data.as_mut().context("tables.bpf.c has no constants")?.bucket_mask = buckets - 1;
     open.load().context("the kernel refused tables.bpf.c")
 }
 
@@ -191,28 +191,28 @@ fn change_all(skel: &TablesSkel<'_>, services: u32, figures: &mut [TableFigures]
 fn resolve_all(skel: &mut TablesSkel<'_>, services: u32, figures: &mut [TableFigures]) -> Result<()> {
     let names: Vec<_> = CANDIDATES.iter().map(|candidate| candidate.program).chain([EMPTY_LOOP]).collect();
     let mut samples = vec![Samples::default(); names.len()];
-    for (turn, candidate) in random_rounds(names.len(), ROUNDS, 2).enumerate() {
+    for (run, candidate) in random_rounds(names.len(), ROUNDS, 2).enumerate() {
         let program = skel.object_mut().progs_mut().find(|program| program.name() == names[candidate]);
         let mut program = program.with_context(|| format!("no program {}", names[candidate]))?;
         // The first run warms the caches, which contain the maps of the previous candidate.
-        walk(&mut program, services, turn as u64)?;
-        samples[candidate].push(walk(&mut program, services, turn as u64 + 1_000)?);
+        run_loop(&mut program, services, run as u64)?;
+        samples[candidate].push(run_loop(&mut program, services, run as u64 + 1_000)?);
     }
     let empty = samples[CANDIDATES.len()].p50();
     for (figures, samples) in figures.iter_mut().zip(&samples) {
-        figures.resolve = (samples.p50() - empty) / f64::from(TURNS);
+        figures.resolve = (samples.p50() - empty) / f64::from(ITERATIONS);
     }
     Ok(())
 }
 
-/// Runs the loop once and returns its duration in nanoseconds. `struct walk` contains the arguments and the result.
-fn walk(program: &mut ProgramMut<'_>, services: u32, seed: u64) -> Result<u64> {
-    let mut walk = [0; 32];
-    walk[0..4].copy_from_slice(&services.to_ne_bytes());
-    walk[4..8].copy_from_slice(&TURNS.to_ne_bytes());
-    walk[8..16].copy_from_slice(&seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes());
-    program.test_run(ProgramInput { context_in: Some(&mut walk), ..Default::default() })?;
-    let word = |at: usize| u64::from_ne_bytes(walk[at..at + 8].try_into().expect("8 bytes"));
-    ensure!(word(24) == 0, "{:?}: {} of {TURNS} resolves found nothing", program.name(), word(24));
+/// Runs the loop once and returns its duration in nanoseconds. `struct loop_args` contains the arguments and the result.
+fn run_loop(program: &mut ProgramMut<'_>, services: u32, seed: u64) -> Result<u64> {
+    let mut args = [0; 32];
+    args[0..4].copy_from_slice(&services.to_ne_bytes());
+    args[4..8].copy_from_slice(&ITERATIONS.to_ne_bytes());
+    args[8..16].copy_from_slice(&seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes());
+    program.test_run(ProgramInput { context_in: Some(&mut args), ..Default::default() })?;
+    let word = |at: usize| u64::from_ne_bytes(args[at..at + 8].try_into().expect("8 bytes"));
+    ensure!(word(24) == 0, "{:?}: {} of {ITERATIONS} resolves found nothing", program.name(), word(24));
     Ok(word(16))
 }

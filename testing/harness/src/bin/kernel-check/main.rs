@@ -3,7 +3,7 @@
 
 mod check;
 mod dials;
-mod life;
+mod lifecycle;
 mod policies;
 
 use std::process::ExitCode;
@@ -24,14 +24,14 @@ fn main() -> ExitCode {
 fn run(checks: &mut Checks) -> Result<()> {
     beeline_harness::check_requirements()?;
     let mut example = ExampleCluster::build()?;
-    life::attached(&example, checks);
+    lifecycle::attached(&example, checks);
     dials::sockets(&example, checks);
     dials::addresses(&example, checks);
     dials::refusals(&example, checks);
-    life::visible(&example, checks);
+    lifecycle::visible(&example, checks);
     policies::policies(&example, checks);
-    life::endpoint_removed(&mut example, checks);
-    life::restarted(&mut example, checks);
-    life::cleaned(&mut example, checks);
+    lifecycle::endpoint_removed(&mut example, checks);
+    lifecycle::restarted(&mut example, checks);
+    lifecycle::cleaned(&mut example, checks);
     Ok(())
 }

@@ -65,9 +65,9 @@ fn foreign_snapshots_after_a_reboot(host: &MultiClusterHost) {
     host.agent.start().unwrap();
 }
 
-fn wait_for_rejection(host: &MultiClusterHost, name: &str, arguments: &str) {
-    wait_until(&format!("{name}'s snapshot: {arguments}"), || {
-        host.cluster(name)["snapshot"]["rejected"].to_string().replace("\\\"", "\"").contains(arguments)
+fn wait_for_rejection(host: &MultiClusterHost, name: &str, reason: &str) {
+    wait_until(&format!("{name}'s snapshot: {reason}"), || {
+        host.cluster(name)["snapshot"]["rejected"].to_string().replace("\\\"", "\"").contains(reason)
     });
 }
 

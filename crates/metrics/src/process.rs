@@ -1,4 +1,4 @@
-//! Metrics of the agent's process, under the names that all Prometheus client libraries use.
+//! Metrics of this process, under the names that all Prometheus client libraries use.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -19,13 +19,13 @@ pub fn register(registry: &mut Registry) {
     let Some(stats) = read() else { return };
     let cpu: Counter<f64, AtomicU64> = Counter::default();
     cpu.inc_by(stats.cpu_seconds);
-    registry.register("process_cpu_seconds", "User and system CPU time of the agent, in seconds", cpu);
+    registry.register("process_cpu_seconds", "User and system CPU time of the process, in seconds", cpu);
     for (name, help, value) in [
-        ("process_resident_memory_bytes", "Resident memory of the agent, in bytes", stats.resident_bytes as f64),
-        ("process_virtual_memory_bytes", "Virtual memory of the agent, in bytes", stats.virtual_bytes as f64),
-        ("process_open_fds", "Open file descriptors of the agent", stats.open_fds as f64),
-        ("process_max_fds", "Maximum number of open file descriptors of the agent", stats.max_fds as f64),
-        ("process_start_time_seconds", "Unix time at which the agent started, in seconds", stats.start_time_seconds),
+        ("process_resident_memory_bytes", "Resident memory, in bytes", stats.resident_bytes as f64),
+        ("process_virtual_memory_bytes", "Virtual memory, in bytes", stats.virtual_bytes as f64),
+        ("process_open_fds", "Open file descriptors", stats.open_fds as f64),
+        ("process_max_fds", "Maximum number of open file descriptors", stats.max_fds as f64),
+        ("process_start_time_seconds", "Unix time at which the process started, in seconds", stats.start_time_seconds),
     ] {
         let gauge: Gauge<f64, AtomicU64> = Gauge::default();
         gauge.set(value);

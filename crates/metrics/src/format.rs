@@ -3,6 +3,8 @@
 
 use axum::http::HeaderMap;
 use axum::http::header::ACCEPT;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use std::collections::HashSet;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +32,12 @@ impl MetricsFormat {
         }
     }
 
-    /// Converts from OpenMetrics.
-    pub fn convert(self, text: String) -> String {
-        match self {
-            MetricsFormat::PlainText => plain_text(&text),
-            MetricsFormat::OpenMetrics => text,
+    pub fn render(self, registry: &Registry) -> String {
+        let mut text = String::new();
+        match (encode(&mut text, registry), self) {
+            (Ok(()), MetricsFormat::PlainText) => plain_text(&text),
+            (Ok(()), MetricsFormat::OpenMetrics) => text,
+            (Err(error), _) => format!("# cannot render the metrics: {error}\n"),
         }
     }
 }
@@ -69,10 +72,8 @@ fn plain_text(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prometheus_client::encoding::text::encode;
     use prometheus_client::metrics::counter::Counter;
     use prometheus_client::metrics::gauge::Gauge;
-    use prometheus_client::registry::Registry;
 
     fn accept(value: &'static str) -> MetricsFormat {
         MetricsFormat::negotiate(&[(ACCEPT, value.parse().unwrap())].into_iter().collect())
@@ -90,16 +91,16 @@ mod tests {
 
     #[test]
     fn plain_text_names_counters_with_their_suffix() {
-        let (mut registry, mut text) = (Registry::default(), String::new());
+        let mut registry = Registry::default();
         let (counter, gauge): (Counter, Gauge) = Default::default();
         counter.inc_by(3);
         gauge.set(7);
         registry.register("dials", "Dials of a service", counter);
         registry.register("services", "Known Services", gauge);
-        encode(&mut text, &registry).unwrap();
+        let text = MetricsFormat::OpenMetrics.render(&registry);
         assert!(text.contains("# TYPE dials counter") && text.ends_with("# EOF\n"), "{text}");
         let expected = "# HELP dials_total Dials of a service.\n# TYPE dials_total counter\ndials_total 3\n\
                         # HELP services Known Services.\n# TYPE services gauge\nservices 7\n";
-        assert_eq!(MetricsFormat::PlainText.convert(text), expected);
+        assert_eq!(MetricsFormat::PlainText.render(&registry), expected);
     }
 }

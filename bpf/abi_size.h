@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * The sizes of the types of abi.h. A size that changes by accident would change the layout of
+ * pinned tables. layout.bpf.c includes this file, so that each build checks them.
+ */
+#pragma once
+#include "abi.h"
+
+#ifndef BEELINE_OTHER_LAYOUT
+_Static_assert(sizeof(struct filter) == 32840, "filter");
+_Static_assert(sizeof(struct frontend_key) == 24, "frontend_key");
+_Static_assert(sizeof(struct set) == 64, "set is one cache line");
+_Static_assert(sizeof(struct backend) == 32, "backend");
+#endif
+_Static_assert(sizeof(struct frontend) == 8, "frontend is read as one word");
+_Static_assert(sizeof(struct node) == 8, "node is read as one word");
+_Static_assert(sizeof(struct source_key) == 28, "source_key");
+_Static_assert(sizeof(struct bucket) == 8, "bucket is read as one word");
+_Static_assert(sizeof(struct level) == 24, "level");
+_Static_assert(sizeof(struct member_key) == 16, "member_key");
+_Static_assert(sizeof(struct pod) == 24, "pod");
+_Static_assert(sizeof(struct name) == 256, "name");
+_Static_assert(sizeof(struct affinity_key) == 16, "affinity_key");
+_Static_assert(sizeof(struct affinity) == 40, "affinity");
+_Static_assert(sizeof(struct peer) == 48, "peer");
+_Static_assert(sizeof(struct tcp_record) == 48, "tcp_record");
+_Static_assert(sizeof(struct udp_record) == 408, "udp_record");
+_Static_assert(sizeof(struct overflow_key) == 32, "overflow_key");
+_Static_assert(sizeof(struct counters) == 64, "counters");
+_Static_assert(sizeof(struct cgroup_rule) == 8, "cgroup_rule is read as one word");
+_Static_assert(sizeof(struct control) == 72, "control");
+_Static_assert(sizeof(struct event) == 104, "event");
+_Static_assert(sizeof(struct dial) == 104, "dial");
+_Static_assert(sizeof(struct verdict) == 48, "verdict");
+_Static_assert(sizeof(struct socket_entry) == 104, "socket_entry");
