@@ -244,8 +244,8 @@ impl Agent {
     pub fn publish_report(&self) {
         if self.sources.is_synced() {
             let planner = &self.reconciler.planner;
-            let failed = self.reconciler.retries.service_refusals();
-            self.reporter.publish(failed.filter(|(name, _)| planner.order().is_home(name.cluster())));
+            let failing = self.reconciler.retries.service_refusals().chain(planner.policy_failures());
+            self.reporter.publish(failing.filter(|(name, _)| planner.order().is_home(name.cluster())));
         }
     }
 

@@ -3,7 +3,7 @@
 use beeline_model::ServiceName;
 use beeline_model::change::Change;
 use beeline_model::refusal::Refusal;
-use beeline_model::rollout::{DigestTracker, FailingPolicy, RolloutReport};
+use beeline_model::rollout::{DigestTracker, RolloutReport};
 use tokio::sync::watch;
 
 #[derive(Default)]
@@ -23,14 +23,12 @@ impl RolloutReporter {
         self.digests.apply(change);
     }
 
-    /// Sends the report if it changed. `failed` are the writes of the node's own cluster that failed.
-    pub fn publish<'a>(&self, failed: impl Iterator<Item = (&'a ServiceName, &'a Refusal)>) {
+    /// Sends the report if it changed. `failing` are the policies of the node's own cluster that could not be written, then
+    /// those that the plan refuses.
+    pub fn publish<'a>(&self, failing: impl Iterator<Item = (&'a ServiceName, &'a Refusal)>) {
         let Some(sender) = &self.sender else { return };
-        let failing = failed.filter_map(|(name, refusal)| {
-            let policy = name.policy()?.to_string();
-            Some(FailingPolicy { policy, reason: refusal.reason.as_str().into() })
-        });
-        let report = Some(self.digests.report(failing.collect()));
+        let failing = failing.filter_map(|(name, refusal)| Some((name.policy()?, refusal)));
+        let report = Some(self.digests.report_refusals(failing.collect()));
         sender.send_if_modified(|sent| {
             let differs = *sent != report;
             sent.clone_from(&report);

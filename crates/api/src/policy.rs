@@ -28,7 +28,8 @@ pub struct PolicyReport {
     /// The controller publishes the policy's pods, and has not published any for this generation.
     pub awaits_controller: bool,
     pub frontends: Vec<PolicyFrontend>,
-    /// Number of distinct backend addresses.
+    /// Number of backends on this node: ready pods, or fixed addresses. `status.backends` of a BalancingPolicy is the same
+    /// number; that of a LocalRedirectPolicy counts the pods of all nodes.
     pub backends: usize,
     /// Backends that are left out, and why.
     pub left_out: Vec<RefusalStatus>,

@@ -198,3 +198,28 @@ fn explain_and_policies_show_limits_and_unused_policies() {
     };
     assert!(dials("localRedirect") > 0 && dials("service") > 0);
 }
+
+/// The pods are ready, but their node has no entry address.
+#[test]
+fn explain_says_why_a_policy_has_no_backend() {
+    let _alone = fixture::run_alone();
+    let mut fixture = AgentFixture::new();
+    let proxy = json!({
+        "apiVersion": "beeline.dev/v1alpha1", "kind": "BalancingPolicy", "metadata": { "name": "p", "namespace": "test" },
+        "spec": {
+            "frontend": { "addressMatcher": { "ip": "169.254.0.90", "toPorts": [{ "port": 80, "protocol": "TCP" }] } },
+            "backend": { "serviceEndpoint": {
+                "endpointSelector": { "matchLabels": { "app": "near" } }, "redirectMode": "nodeProxy",
+                "toPorts": [{ "port": 8080, "protocol": "TCP" }] } },
+        },
+    });
+    fixture.write_file("p.yaml", pod("near", None, "10.244.1.20") + &format!("---\n{proxy}\n"));
+    fixture.start(&[]);
+    let explain = || fixture.json(&["explain", "169.254.0.90:80/TCP"]);
+    wait_until("the virtual address is programmed", || explain()["verdict"] == "refused");
+    let explanation = explain();
+    let because = explanation["because"].as_str().unwrap();
+    let wanted = "BalancingPolicy test/p has no backend: node node-1 has no entry address of family IPv4";
+    assert!(because.starts_with(wanted), "{explanation}");
+    assert_eq!(fixture.json(&["policies", "test/p"])[0]["backends"], 0);
+}

@@ -1,9 +1,9 @@
-//! Which objects have an address in the ranges of virtual addresses. A policy must not use such an address as its virtual
-//! address.
+//! Which objects have an address: every ClusterIP, and other addresses in the ranges of virtual addresses. A policy must not
+//! use such an address as its virtual address.
 
-use beeline_model::Address;
 use beeline_model::change::{Change, ObjectKey};
 use beeline_model::object::{Node, Object};
+use beeline_model::{Address, ServiceName};
 use ipnet::IpNet;
 use std::collections::{BTreeSet, HashMap};
 
@@ -30,15 +30,26 @@ impl AddressOwners {
             Change::Delete(ObjectKey::Service(_) | ObjectKey::Node { .. } | ObjectKey::Pod(_)) => Vec::new(),
             _ => return Vec::new(),
         };
-        // Other addresses cannot be virtual addresses. Skipping them saves memory in a cluster with 100,000 pods.
+        // Other addresses of nodes and pods cannot be virtual addresses. Skipping them saves memory in a cluster with
+        // 100,000 pods.
         let is_virtual = |address: &Address| self.virtual_address_cidrs.iter().any(|net| net.contains(&address.ip()));
-        let addresses: Vec<Address> = addresses.into_iter().filter(is_virtual).collect();
+        let is_service = matches!(change, Change::Upsert(Object::Service(_)));
+        let addresses: Vec<Address> =
+            addresses.into_iter().filter(|address| is_service || is_virtual(address)).collect();
         self.set(change.key(), addresses)
     }
 
     /// The first owner of an address.
     pub fn owner(&self, address: Address) -> Option<&ObjectKey> {
         self.owners.get(&address).and_then(BTreeSet::first)
+    }
+
+    /// The Service whose ClusterIP the address is.
+    pub fn service(&self, address: Address) -> Option<&ServiceName> {
+        self.owners.get(&address)?.iter().find_map(|owner| match owner {
+            ObjectKey::Service(name) => Some(name),
+            _ => None,
+        })
     }
 
     fn set(&mut self, owner: ObjectKey, addresses: Vec<Address>) -> Vec<Address> {

@@ -2,9 +2,9 @@
 //! and port, whether a virtual address belongs to another object, and whether the user may reach beyond the namespace.
 //! The CRD's schema and CEL rules have checked the rest.
 
-use crate::cluster_state::{CLUSTER, ClusterState, SharedState};
+use crate::cluster_state::{CLUSTER, SharedState};
 use crate::scope_authorizer::ScopeAuthorizer;
-use crate::validation::{PolicyFinding, cluster_scope, title};
+use crate::validation::{cluster_scope, title};
 use beeline_cluster::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
 use beeline_cluster::{Converted, Converter, ServiceFilter};
 use beeline_model::policy::{Policy, PolicyKind};
@@ -56,11 +56,11 @@ impl AdmissionHandler {
             Ok(policy) => policy,
             Err(reason) => return Ok(Err(reason)),
         };
-        // The cheap check comes first: a policy that is denied anyway causes no SubjectAccessReview.
-        if let Err(reason) = self.check(&policy, ClusterState::check_address)? {
-            return Ok(Err(reason));
+        if !self.state.with(|state| state.synced) {
+            return Err(NotReady("the controller has not synced with the cluster yet".into()));
         }
-        // An old object that cannot be parsed counts as absent, so everything in the new one counts as new.
+        // The right comes first: a user without it must not learn who owns an address. An old object
+        // that cannot be parsed counts as absent, so everything in the new one counts as new.
         let before = request.old_object.as_ref().and_then(|old| parse_policy(kind, old, request).ok());
         if let Some(scope) = cluster_scope(&policy, before.as_ref())
             && !self.authorizer.allows_cluster_scope(&request.user_info).await?
@@ -68,20 +68,8 @@ impl AdmissionHandler {
             let user = request.user_info.username.as_deref().unwrap_or("the user");
             return Ok(Err(missing_right(&policy, &scope, user)));
         }
-        self.check(&policy, ClusterState::check_admission)
-    }
-
-    fn check(
-        &self,
-        policy: &Policy,
-        check: impl Fn(&ClusterState, &Policy) -> Result<(), PolicyFinding>,
-    ) -> Result<Decision, NotReady> {
-        self.state.with(|state| {
-            if !state.synced {
-                return Err(NotReady("the controller has not synced with the cluster yet".into()));
-            }
-            Ok(check(state, policy).map_err(|finding| format!("{}: {finding}", title(&policy.name))))
-        })
+        let checked = self.state.with(|state| state.check_admission(&policy));
+        Ok(checked.map_err(|finding| format!("{}: {finding}", title(&policy.name))))
     }
 }
 

@@ -6,6 +6,7 @@ mod slice_write;
 pub use slice_write::SliceWrite;
 
 use crate::address_owner::AddressOwners;
+use crate::backend_address::BackendAddresses;
 use crate::observed_status::ObservedStatuses;
 use crate::pending_changes::PendingChanges;
 use crate::policy_slices::PolicySlices;
@@ -17,13 +18,13 @@ use crate::write_queue::{Priority, WriteQueue};
 use beeline_model::change::{Change, ObjectKey};
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::object::{Object, Service};
-use beeline_model::policy::{Policy, PolicyName};
+use beeline_model::policy::{Policy, PolicyName, RedirectMode, Target};
 use beeline_model::publish::{NodePublisher, NodeSlice, Publisher, UnknownNamespace};
 use beeline_model::{Name, ServiceName};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Number of changes that are applied under one lock, so that other tasks do not wait long for it.
 const CHUNK: usize = 256;
@@ -59,11 +60,12 @@ pub struct ClusterState {
     pub(crate) targets: TargetIndex,
     pub(crate) port_owners: PortOwners,
     pub(crate) address_owners: AddressOwners,
+    backend_addresses: BackendAddresses,
     /// Targets and ports whose policies must be evaluated again after this batch.
     changed_targets: HashSet<PolicyTarget>,
     changed_ports: HashSet<TargetPort>,
     pub(crate) publisher: Publisher,
-    nodes: NodePublisher,
+    pub(crate) nodes: NodePublisher,
     slices: PolicySlices,
     /// Whether this replica writes. A replica that does not write keeps no queue, and enqueues everything when it
     /// becomes the leader.
@@ -71,6 +73,9 @@ pub struct ClusterState {
     dirty_nodes: BTreeSet<Name>,
     pub(crate) dirty_statuses: BTreeSet<PolicyName>,
     pub rollout: RolloutTracker,
+    /// The nodes' reports have been listed, or cannot be listed. Before that, no status is written: every policy would be
+    /// reported as not programmed after a restart of the controller.
+    pub reports_listed: bool,
     pub observed_statuses: ObservedStatuses,
 }
 
@@ -97,6 +102,7 @@ impl ClusterState {
             targets: TargetIndex::default(),
             port_owners: PortOwners::default(),
             address_owners: AddressOwners::new(settings.virtual_address_cidrs.clone()),
+            backend_addresses: BackendAddresses::default(),
             changed_targets: HashSet::new(),
             changed_ports: HashSet::new(),
             publisher: Publisher::new(UnknownNamespace::Pending),
@@ -106,6 +112,7 @@ impl ClusterState {
             dirty_nodes: BTreeSet::new(),
             dirty_statuses: BTreeSet::new(),
             rollout: RolloutTracker::default(),
+            reports_listed: false,
             observed_statuses: ObservedStatuses::default(),
         }
     }
@@ -145,8 +152,7 @@ impl ClusterState {
 
     fn apply(&mut self, change: Change) {
         let addresses = self.address_owners.apply(&change);
-        self.changed_targets.extend(addresses.into_iter().map(PolicyTarget::Address));
-        self.rollout.apply(&change);
+        self.rollout.apply(&change, Instant::now());
         self.publisher.apply(&change);
         self.nodes.apply(&change);
         match change {
@@ -155,11 +161,11 @@ impl ClusterState {
             Change::Upsert(Object::Service(service)) => {
                 let name = service.name.clone();
                 self.services.insert(name.clone(), service);
-                self.on_service_change(name);
+                self.on_target_change(PolicyTarget::Service(name));
             }
             Change::Delete(ObjectKey::Service(name)) => {
                 self.services.remove(&name);
-                self.on_service_change(name);
+                self.on_target_change(PolicyTarget::Service(name));
             }
             Change::Upsert(Object::PolicySlice(slice)) => {
                 let name = slice.name.clone();
@@ -173,6 +179,7 @@ impl ClusterState {
             }
             _ => {}
         }
+        addresses.into_iter().for_each(|address| self.on_target_change(PolicyTarget::Address(address)));
     }
 
     fn upsert_policy(&mut self, policy: Policy) {
@@ -180,36 +187,50 @@ impl ClusterState {
         if before == Some(&policy) {
             return;
         }
-        if !before.is_some_and(|before| before.matcher == policy.matcher && before.created == policy.created) {
+        if before.is_some_and(|before| before.matcher == policy.matcher && before.created == policy.created) {
+            before.into_iter().for_each(|before| self.backend_addresses.remove(before));
+        } else {
             self.remove_policy(&policy.name);
             self.targets.insert(&policy);
         }
+        self.backend_addresses.insert(&policy);
         self.mark_policy_dirty(&policy.name);
-        let name = policy.name.clone();
+        let (name, target) = (policy.name.clone(), PolicyTarget::of(&policy));
         self.policies.insert(name.clone(), policy);
         self.update_port_owners(&name);
+        self.on_frontend_change(&target);
     }
 
     fn remove_policy(&mut self, name: &PolicyName) {
         let Some(policy) = self.policies.remove(name) else { return };
         self.targets.remove(&policy);
+        self.backend_addresses.remove(&policy);
         self.changed_ports.extend(self.port_owners.remove(name));
         self.mark_policy_dirty(name);
+        self.on_frontend_change(&PolicyTarget::of(&policy));
+    }
+
+    /// Whether an address is a frontend may have changed.
+    fn on_frontend_change(&mut self, target: &PolicyTarget) {
+        let PolicyTarget::Address(address) = target else { return };
+        let names: Vec<PolicyName> = self.backend_addresses.policies_with(*address).cloned().collect();
+        for name in names {
+            self.update_port_owners(&name);
+            self.mark_policy_dirty(&name);
+        }
     }
 
     fn update_port_owners(&mut self, name: &PolicyName) {
         let Some(policy) = self.policies.get(name) else { return };
-        let service = match PolicyTarget::of(policy) {
-            PolicyTarget::Service(service) => self.services.get(&service),
-            PolicyTarget::Address(_) => None,
-        };
-        self.changed_ports.extend(self.port_owners.set(policy, service));
+        let ports = self.claimed_ports(policy);
+        self.changed_ports.extend(self.port_owners.set(policy, ports));
     }
 
-    fn on_service_change(&mut self, name: ServiceName) {
-        let target = PolicyTarget::Service(name);
+    /// What policies match has changed: a Service, or the owner of an address.
+    fn on_target_change(&mut self, target: PolicyTarget) {
         let names: Vec<PolicyName> = self.targets.policies_at(&target).cloned().collect();
         names.iter().for_each(|name| self.update_port_owners(name));
+        self.on_frontend_change(&target);
         self.changed_targets.insert(target);
     }
 
@@ -239,8 +260,13 @@ impl ClusterState {
         let names: HashSet<PolicyName> = names.cloned().collect();
         names.iter().for_each(|name| self.mark_policy_dirty(name));
         let changed_nodes = self.nodes.take_changed();
-        if self.leading {
+        if self.leading && !changed_nodes.is_empty() {
             self.dirty_nodes.extend(changed_nodes);
+            let leads_to_nodes = |policy: &&Policy| {
+                matches!(policy.target, Target::Pods { mode: RedirectMode::HostPort | RedirectMode::NodeProxy, .. })
+            };
+            let names = self.policies.values().filter(leads_to_nodes).map(|policy| policy.name.clone());
+            self.dirty_statuses.extend(names);
         }
     }
 

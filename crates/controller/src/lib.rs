@@ -5,6 +5,7 @@
 
 mod address_owner;
 mod admission;
+mod backend_address;
 mod certificate;
 mod cluster_state;
 mod connection_limiter;
@@ -14,11 +15,13 @@ mod listener;
 mod node_report;
 mod observed_status;
 mod pending_changes;
+mod policy_finding;
 mod policy_slices;
 mod policy_target;
 mod port_owner;
 mod publisher;
 mod report_cleanup;
+mod report_wait;
 mod rollout;
 mod run;
 mod scope_authorizer;
@@ -28,6 +31,7 @@ mod status_writer;
 mod validation;
 mod webhook;
 mod webhook_certificate;
+mod webhook_token;
 mod write_queue;
 
 pub use run::run;

@@ -15,7 +15,10 @@ pub async fn watch_reports(client: Client, namespace: String, state: SharedState
         match events.try_next().await {
             Ok(Some(event)) => state.with(|state| apply(state, event)),
             Ok(None) => anyhow::bail!("the watch of the nodes' reports ended"),
-            Err(error) => tracing::warn!(namespace, %error, "cannot watch the nodes' reports, retrying"),
+            Err(error) => {
+                tracing::warn!(namespace, %error, "cannot watch the nodes' reports, retrying");
+                state.with(|state| state.reports_listed = true);
+            }
         }
     }
 }
@@ -32,6 +35,7 @@ fn apply(state: &mut ClusterState, event: watcher::Event<Lease>) {
             let node = lease.metadata.name.as_deref().and_then(|name| name.strip_prefix("beeline."));
             node.into_iter().for_each(|node| state.rollout.set_report(node, None));
         }
-        watcher::Event::Init | watcher::Event::InitDone => {}
+        watcher::Event::InitDone => state.reports_listed = true,
+        watcher::Event::Init => {}
     }
 }

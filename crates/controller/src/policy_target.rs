@@ -60,9 +60,9 @@ impl TargetIndex {
     }
 
     /// The first other policy of a kind that matches some port that this policy matches.
-    pub fn first_overlap(&self, policy: &Policy, kind: PolicyKind) -> Option<&PolicyName> {
+    pub fn first_overlap(&self, policy: &Policy, kind: PolicyKind) -> Option<&PolicyRank> {
         let first = |key: TargetKey| self.0.get(&(key, kind))?.iter().find(|(_, name)| *name != policy.name);
-        overlapping_keys(policy).into_iter().filter_map(first).min().map(|(_, name)| name)
+        overlapping_keys(policy).into_iter().filter_map(first).min()
     }
 
     /// All policies of a target, of both kinds.

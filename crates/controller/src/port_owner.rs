@@ -1,10 +1,8 @@
-//! Which policy owns a port of a target. As in the agents, the oldest policy of a kind that can serve the port owns it. A
-//! policy whose ports cannot be paired, for example because its Service has no such port, owns nothing.
+//! Which policy owns a port of a target. As in the agents, the oldest policy of a kind that claims the port owns it. A
+//! policy that is not accepted by itself, for example because its Service has no such port, claims nothing.
 
 use crate::policy_target::{PolicyRank, PolicyTarget, policy_rank};
 use beeline_model::name::Protocol;
-use beeline_model::object::Service;
-use beeline_model::plan::pair_ports;
 use beeline_model::policy::{Policy, PolicyKind, PolicyName};
 use std::collections::{BTreeSet, HashMap};
 
@@ -24,9 +22,9 @@ pub struct PortOwners {
 }
 
 impl PortOwners {
-    /// Updates the ports of a policy and returns the ports that changed their owner.
-    pub fn set(&mut self, policy: &Policy, service: Option<&Service>) -> Vec<TargetPort> {
-        let entry = (PolicyTarget::of(policy), policy_rank(policy), ports(policy, service));
+    /// Updates the ports that a policy claims and returns the ports that changed their owner.
+    pub fn set(&mut self, policy: &Policy, ports: Vec<Port>) -> Vec<TargetPort> {
+        let entry = (PolicyTarget::of(policy), policy_rank(policy), ports);
         if self.by_policy.get(&policy.name) == Some(&entry) {
             return Vec::new();
         }
@@ -80,14 +78,18 @@ impl PortOwners {
         let ranks = PolicyKind::BOTH.into_iter().filter_map(move |kind| self.by_port.get(&(port.clone(), kind)));
         ranks.flatten().map(|(_, name)| name)
     }
-}
-
-/// The ports that a policy serves, by the rule that the agents use.
-fn ports(policy: &Policy, service: Option<&Service>) -> Vec<Port> {
-    let pairs = pair_ports(policy, service).map(|found| found.pairs).unwrap_or_default();
-    pairs.into_iter().map(|pair| (pair.dialled.port, pair.dialled.protocol)).collect()
-}
-
-pub fn has_port(service: &Service, wanted: Port) -> bool {
-    service.ports.iter().any(|port| (port.port, port.protocol) == wanted)
+    /// The oldest policy of a kind, other than `except`, that claims one of these ports, and that port.
+    pub fn first_claim(
+        &self,
+        target: &PolicyTarget,
+        ports: &[Port],
+        kind: PolicyKind,
+        except: &PolicyName,
+    ) -> Option<(&PolicyRank, Port)> {
+        let claims = ports.iter().filter_map(|port| {
+            let ranks = self.by_port.get(&(TargetPort { target: target.clone(), port: *port }, kind))?;
+            Some((ranks.iter().find(|(_, name)| name != except)?, *port))
+        });
+        claims.min_by_key(|(rank, _)| *rank)
+    }
 }

@@ -10,8 +10,9 @@ use crate::publisher::{SlicePublisher, list_node_slices};
 use crate::report_cleanup::delete_orphaned_reports;
 use crate::settings::ControllerSettings;
 use crate::status_writer::StatusWriter;
-use crate::webhook::{self, ServingCertificate};
+use crate::webhook::{self, ServingCertificate, WebhookContext};
 use crate::webhook_certificate::WebhookCertificate;
+use crate::webhook_token::WebhookTokens;
 use anyhow::Context;
 use beeline_cluster::{
     ApiServerSource, ChangeBatch, Feedback, NodeScope, PodScope, ServiceFilter, SourceRole, WATCH_IDLE_TIMEOUT, connect,
@@ -33,6 +34,7 @@ pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
     tracing::info!(identity = settings.identity, namespace = settings.namespace, "starting the beeline controller");
     let state = SharedState::new(&settings);
     let (certificate, changed) = (Arc::new(ServingCertificate::default()), Arc::new(Notify::new()));
+    let tokens = Arc::new(WebhookTokens::default());
     let (leader_sender, leader) = watch::channel(false);
     let (stop_sender, stop) = watch::channel(false);
     let reports = settings.report_namespace.clone();
@@ -42,12 +44,13 @@ pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
     tasks.spawn(watch_statuses(client.clone(), state.clone()));
     tasks.spawn(delete_orphaned_reports(client.clone(), reports, state.clone(), leader.clone()));
     tasks.spawn(LeaderElection::new(client.clone(), &settings).run(leader_sender, stop.clone()));
-    tasks.spawn(WebhookCertificate::new(client.clone(), &settings, certificate.clone()).run(leader.clone()));
+    let maintained = WebhookCertificate::new(client.clone(), &settings, certificate.clone(), tokens.clone());
+    tasks.spawn(maintained.run(leader.clone()));
     let publisher = SlicePublisher::new(client.clone(), &settings.namespace, state.clone());
     tasks.spawn(publisher.run(leader.clone(), changed));
     tasks.spawn(StatusWriter::new(client.clone(), state.clone()).run(leader.clone()));
-    let admission = AdmissionHandler::new(client, state.clone());
-    tasks.spawn(webhook::serve(webhook_listener, certificate.clone(), admission, stop.clone(), settings.drain));
+    let webhook = WebhookContext { admission: AdmissionHandler::new(client, state.clone()), tokens };
+    tasks.spawn(webhook::serve(webhook_listener, certificate.clone(), webhook, stop.clone(), settings.drain));
     if let Some(listener) = health_listener {
         let commit = settings.commit;
         tasks.spawn(health::serve(listener, HealthContext { state, certificate, leader, stop, commit }));

@@ -1,6 +1,7 @@
 //! Decides whether a user may create policies that reach beyond a namespace. The right is cluster-wide: an administrator of
 //! one namespace may have every right in it, so the SubjectAccessReview names no namespace. Decisions are cached for a
-//! short time, and reviews are rate-limited, because anyone who may write policies can cause them.
+//! short time, and reviews are rate-limited, because anyone who may write policies can cause them. Each user has a rate of
+//! his own, so that nobody can use up the reviews of the others.
 
 use crate::admission::NotReady;
 use beeline_cluster::RateLimiter;
@@ -14,9 +15,15 @@ use std::time::{Duration, Instant};
 
 const CACHE_LIFETIME: Duration = Duration::from_secs(10);
 const MAX_CACHED: usize = 1024;
-/// Reviews per second.
+/// Reviews per second, of all users.
 const RATE: f64 = 20.0;
 const BURST: f64 = 40.0;
+/// Reviews per second, of one user.
+const USER_RATE: f64 = 1.0;
+const USER_BURST: f64 = 5.0;
+const MAX_USERS: usize = 4096;
+/// After this time a user has his whole burst again.
+const USER_IDLE: Duration = Duration::from_secs(5);
 
 /// Decisions by user, each with its expiry.
 #[derive(Debug, Default)]
@@ -37,16 +44,43 @@ impl DecisionCache {
     }
 }
 
+/// The reviews that users may cause.
+struct ReviewBudget {
+    total: RateLimiter,
+    /// With the time of the last use.
+    users: HashMap<String, (Instant, RateLimiter)>,
+}
+
+impl ReviewBudget {
+    fn new(now: Instant) -> ReviewBudget {
+        ReviewBudget { total: RateLimiter::new(RATE, BURST, now), users: HashMap::new() }
+    }
+
+    /// The user's own budget is checked first: a user who has none left uses nothing of the others'.
+    fn try_take(&mut self, user: &str, now: Instant) -> bool {
+        if self.users.len() >= MAX_USERS {
+            self.users.retain(|_, (used, _)| now.saturating_duration_since(*used) < USER_IDLE);
+        }
+        if self.users.len() >= MAX_USERS && !self.users.contains_key(user) {
+            return false;
+        }
+        let new = || (now, RateLimiter::new(USER_RATE, USER_BURST, now));
+        let (used, limiter) = self.users.entry(user.to_owned()).or_insert_with(new);
+        *used = now;
+        limiter.try_take(now) && self.total.try_take(now)
+    }
+}
+
 pub struct ScopeAuthorizer {
     api: Api<SubjectAccessReview>,
     cache: Mutex<DecisionCache>,
-    limiter: Mutex<RateLimiter>,
+    budget: Mutex<ReviewBudget>,
 }
 
 impl ScopeAuthorizer {
     pub fn new(client: Client) -> ScopeAuthorizer {
-        let limiter = Mutex::new(RateLimiter::new(RATE, BURST, Instant::now()));
-        ScopeAuthorizer { api: Api::all(client), cache: Mutex::default(), limiter }
+        let budget = Mutex::new(ReviewBudget::new(Instant::now()));
+        ScopeAuthorizer { api: Api::all(client), cache: Mutex::default(), budget }
     }
 
     pub async fn allows_cluster_scope(&self, user: &UserInfo) -> Result<bool, NotReady> {
@@ -55,7 +89,7 @@ impl ScopeAuthorizer {
         if let Some(allowed) = self.cache().get(&key, Instant::now()) {
             return Ok(allowed);
         }
-        if !self.try_take_token() {
+        if !self.try_take(user.username.as_deref().unwrap_or_default()) {
             return Err(NotReady("too many requests for policies that reach beyond a namespace: try again".into()));
         }
         let review = self.api.create(&PostParams::default(), &access_review(user)).await;
@@ -69,8 +103,8 @@ impl ScopeAuthorizer {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn try_take_token(&self) -> bool {
-        self.limiter.lock().unwrap_or_else(PoisonError::into_inner).try_take(Instant::now())
+    fn try_take(&self, user: &str) -> bool {
+        self.budget.lock().unwrap_or_else(PoisonError::into_inner).try_take(user, Instant::now())
     }
 }
 
@@ -96,6 +130,20 @@ fn access_review(user: &UserInfo) -> SubjectAccessReview {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_cannot_use_up_the_reviews_of_others() {
+        let now = Instant::now();
+        let mut budget = ReviewBudget::new(now);
+        let granted = (0..1000).filter(|_| budget.try_take("mallory", now)).count();
+        assert_eq!(granted, USER_BURST as usize);
+        assert!(budget.try_take("alice", now));
+        let later = now + USER_IDLE;
+        assert_eq!((0..1000).filter(|_| budget.try_take("mallory", later)).count(), USER_BURST as usize);
+        let granted = (0..2 * MAX_USERS).filter(|n| budget.try_take(&n.to_string(), later)).count();
+        assert!(granted <= BURST as usize && budget.users.len() <= MAX_USERS);
+        assert!(budget.try_take("alice", later + Duration::from_secs(3600)), "idle users make room");
+    }
 
     #[test]
     fn decisions_expire_and_the_cache_is_bounded() {

@@ -1,17 +1,19 @@
 //! The status that a policy should have, from the evaluation of the policy and the reports of the nodes.
 
 use crate::cluster_state::ClusterState;
+use crate::policy_finding::Evaluation;
 use crate::rollout::{MissingReason, Rollout};
-use crate::validation::Evaluation;
 use beeline_cluster::policy::{ACCEPTED, NodeCount, PROGRAMMED, PolicyStatus};
-use beeline_model::Name;
-use beeline_model::policy::{Policy, PolicyKind, Target};
+use beeline_model::policy::{Matcher, Policy, PolicyKind, RedirectMode, Target};
+use beeline_model::publish::NodeAddress;
+use beeline_model::{Address, Family, Name};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::ApiResource;
 use kube::core::GroupVersionKind;
 
 const NO_NODES: &str =
     "no node matches nodeLabelSelector: label a node, or change the selector (kubectl get nodes --show-labels)";
+const FAILING_ADVICE: &str = "run beeline policies there for details";
 const PENDING_ADVICE: &str = "check that the agent runs there and may write its report (docs/controller.md)";
 /// Longest message of a condition, in characters.
 const MAX_MESSAGE_CHARS: usize = 1024;
@@ -33,8 +35,10 @@ impl ClusterState {
     pub fn wanted_status(&self, policy: &Policy) -> PolicyStatus {
         let evaluation = self.evaluate(policy);
         let rollout = self.rollout.rollout(policy);
-        let backends = self.publisher.backends(&policy.name);
-        let programmed = if evaluation.is_ok() { rollout.programmed } else { 0 };
+        let (programmed, backends) = match evaluation {
+            Ok(_) => (rollout.programmed, self.backends(policy)),
+            Err(_) => (0, 0),
+        };
         let conditions =
             vec![self.accepted_condition(policy, &evaluation), programmed_condition(policy, &evaluation, &rollout)];
         PolicyStatus {
@@ -44,6 +48,31 @@ impl ClusterState {
             backends: Some(number(backends)),
             mode: Some(mode(policy).into()),
         }
+    }
+
+    /// The number of backends, as agents count them.
+    fn backends(&self, policy: &Policy) -> usize {
+        let families = self.frontend_families(policy);
+        let Target::Pods { mode, .. } = &policy.target else {
+            return self.publisher.backends(&policy.name, &families, |_, _| true);
+        };
+        self.publisher.backends(&policy.name, &families, |endpoint, family| match (mode, &endpoint.node) {
+            (RedirectMode::PodEndpoint, _) => true,
+            (RedirectMode::HostPort, Some(node)) => {
+                let kinds = [NodeAddress::Internal, NodeAddress::External];
+                kinds.into_iter().any(|kind| self.nodes.has_address(node, kind, family))
+            }
+            (RedirectMode::NodeProxy, Some(node)) => self.nodes.has_address(node, NodeAddress::Entry, family),
+            (RedirectMode::HostPort | RedirectMode::NodeProxy, None) => false,
+        })
+    }
+
+    fn frontend_families(&self, policy: &Policy) -> Vec<Family> {
+        let addresses: &[Address] = match &policy.matcher {
+            Matcher::Address { address, .. } => std::slice::from_ref(address),
+            Matcher::Service { .. } => self.service_of(policy).map_or(&[], |service| &service.cluster_ips),
+        };
+        Family::BOTH.into_iter().filter(|family| addresses.iter().any(|a| a.family() == *family)).collect()
     }
 
     fn accepted_condition(&self, policy: &Policy, evaluation: &Evaluation) -> Condition {
@@ -70,15 +99,17 @@ fn programmed_condition(policy: &Policy, evaluation: &Evaluation, rollout: &Roll
         Ok(_) if rollout.wanted == 0 => (false, "NoNodes", NO_NODES.to_owned()),
         Ok(_) if missing == 0 => (true, "Programmed", String::new()),
         Ok(_) => {
-            let failing = rollout.missing.iter().any(|(_, reason)| matches!(reason, MissingReason::Failing(_)));
-            let (reason, advice) = match failing {
-                true => ("Failing", "run beeline status there for details"),
-                false => ("Pending", PENDING_ADVICE),
-            };
-            let nodes = missing_nodes(rollout);
-            let message =
-                format!("{missing} of {} nodes have not programmed the policy: {nodes}; {advice}", rollout.wanted);
-            (false, reason, message)
+            let (count, nodes) = (format!("{missing} of {} nodes", rollout.wanted), missing_nodes(rollout));
+            // Failures are listed first, and new nodes last.
+            match rollout.missing.first() {
+                Some((_, MissingReason::Failing(_))) => {
+                    (false, "Failing", format!("{count} have not programmed the policy: {nodes}; {FAILING_ADVICE}"))
+                }
+                Some((_, MissingReason::Awaited)) => {
+                    (false, "Pending", format!("waiting for the reports of {count}: {nodes}"))
+                }
+                _ => (false, "Pending", format!("{count} have not reported the policy: {nodes}; {PENDING_ADVICE}")),
+            }
         }
     };
     condition(PROGRAMMED, status, reason, message, policy.generation)
@@ -88,7 +119,7 @@ fn missing_nodes(rollout: &Rollout) -> String {
     let describe = |(node, reason): &(Name, MissingReason)| match reason {
         MissingReason::Failing(reason) => format!("{node} ({reason})"),
         MissingReason::Unnamed(count) => format!("{node} (unknown: {count} further policies fail there)"),
-        MissingReason::Pending => node.to_string(),
+        MissingReason::Pending | MissingReason::Awaited => node.to_string(),
     };
     let named: Vec<String> = rollout.missing.iter().map(describe).collect();
     let more = if rollout.wanted - rollout.programmed > named.len() { ", ..." } else { "" };

@@ -167,7 +167,9 @@ pub enum StatusDiff {
 }
 
 impl ClusterState {
+    /// Marks the statuses that may have changed because nodes reported, or did not report in time.
     fn mark_dirty_after_reports(&mut self) {
+        self.rollout.take_overdue(Instant::now()).into_iter().for_each(|name| self.mark_status_dirty(name));
         if self.rollout.take_changed() {
             self.mark_all_statuses_dirty();
         }
@@ -175,7 +177,7 @@ impl ClusterState {
 
     /// Compares up to `max` dirty statuses. Empty if none is dirty.
     fn compare_dirty_statuses(&mut self, max: usize) -> Vec<(PolicyName, StatusDiff)> {
-        if !self.is_current() {
+        if !self.is_current() || !self.reports_listed {
             return Vec::new();
         }
         let names = std::iter::from_fn(|| self.dirty_statuses.pop_first());

@@ -1,12 +1,14 @@
-//! Maintains the webhook's certificate in a Secret that the replicas share, and its CA certificates in the webhook
-//! configuration. Every replica serves the certificate of the Secret. The leader generates, prepares and promotes.
+//! Maintains the webhook's certificate and the key of its tokens in a Secret that the replicas share, and its CA
+//! certificates and the path with the current token in the webhook configuration. Every replica serves the certificate of
+//! the Secret. The leader generates, prepares and promotes.
 
 use crate::certificate::{Certificate, RotationStep, generate, rotation_step};
 use crate::settings::ControllerSettings;
 use crate::webhook::ServingCertificate;
+use crate::webhook_token::{WebhookTokens, generate_key};
 use anyhow::Context;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{ValidatingWebhookConfiguration, WebhookClientConfig};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
@@ -21,6 +23,8 @@ const KEY: &str = "tls.key";
 /// All trusted CA certificates: of the current, the next and the previous certificate.
 const CA_BUNDLE: &str = "ca.crt";
 const OWN_CA: &str = "own-ca.crt";
+/// The key of the tokens in the path ([`crate::webhook_token`]).
+const TOKEN_KEY: &str = "token.key";
 const NEXT_CHAIN: &str = "next.crt";
 const NEXT_KEY: &str = "next.key";
 const NEXT_CA: &str = "next-ca.crt";
@@ -34,6 +38,7 @@ pub struct WebhookCertificate {
     configurations: Api<ValidatingWebhookConfiguration>,
     settings: ControllerSettings,
     serving: Arc<ServingCertificate>,
+    tokens: Arc<WebhookTokens>,
     /// The certificate chain that is served now.
     served_chain: String,
     /// Whether the missing webhook configuration has been logged.
@@ -41,12 +46,18 @@ pub struct WebhookCertificate {
 }
 
 impl WebhookCertificate {
-    pub fn new(client: Client, settings: &ControllerSettings, serving: Arc<ServingCertificate>) -> WebhookCertificate {
+    pub fn new(
+        client: Client,
+        settings: &ControllerSettings,
+        serving: Arc<ServingCertificate>,
+        tokens: Arc<WebhookTokens>,
+    ) -> WebhookCertificate {
         WebhookCertificate {
             secrets: Api::namespaced(client.clone(), &settings.namespace),
             configurations: Api::all(client),
             settings: settings.clone(),
             serving,
+            tokens,
             served_chain: String::new(),
             missing_logged: false,
         }
@@ -73,6 +84,7 @@ impl WebhookCertificate {
             secret = Some(self.rotate(secret).await?);
         }
         let Some(secret) = secret else { return Ok(()) };
+        self.load_token_key(&secret);
         let (chain, key) = (text(&secret, CHAIN), text(&secret, KEY));
         if !chain.is_empty() && chain != self.served_chain {
             self.serving.set(&chain, &key).with_context(|| self.secret_title())?;
@@ -81,6 +93,11 @@ impl WebhookCertificate {
             tracing::info!(not_after, "serving a new webhook certificate");
         }
         Ok(())
+    }
+
+    fn load_token_key(&self, secret: &Secret) {
+        let key = secret.data.as_ref().and_then(|data| data.get(TOKEN_KEY)).filter(|key| !key.0.is_empty());
+        key.into_iter().for_each(|key| self.tokens.set_key(&key.0));
     }
 
     fn secret_title(&self) -> String {
@@ -102,11 +119,13 @@ impl WebhookCertificate {
             RotationStep::Promote => secret.as_ref().map(promoted_secret),
             RotationStep::Prepare | RotationStep::Wait => None,
         };
+        let changed = with_token_key(changed, secret.as_ref())?;
         let mut secret = match changed {
             Some(changed) => self.write(&changed).await?,
             None => secret.context("the Secret of the certificate is missing")?,
         };
-        let published = self.publish_ca(&text(&secret, CA_BUNDLE)).await?;
+        self.load_token_key(&secret);
+        let published = self.publish(&text(&secret, CA_BUNDLE), now).await?;
         // The time for the API servers to load the next CA starts now, not when the Secret was written.
         if published && is_next_unpublished(&secret) {
             annotations(&mut secret).insert(NEXT_PUBLISHED_AT.into(), now.to_string());
@@ -122,7 +141,8 @@ impl WebhookCertificate {
             type_: Some("Opaque".into()),
             ..Secret::default()
         });
-        secret.data = None;
+        let token_key = secret.data.take().and_then(|mut data| data.remove(TOKEN_KEY));
+        secret.data = token_key.map(|key| BTreeMap::from([(TOKEN_KEY.to_owned(), key)]));
         // Other annotations stay, for example those by which Helm recognises its Secret.
         annotations(&mut secret).retain(|key, _| ![VALIDITY, NEXT_VALIDITY, NEXT_PUBLISHED_AT].contains(&key.as_str()));
         set(&mut secret, [(CHAIN, &generated.chain), (KEY, &generated.key), (OWN_CA, &generated.ca)]);
@@ -151,8 +171,8 @@ impl WebhookCertificate {
         written.with_context(|| self.secret_title())
     }
 
-    /// Writes the CA certificates into the webhook configuration. `false` if there is no such configuration.
-    async fn publish_ca(&mut self, bundle: &str) -> anyhow::Result<bool> {
+    /// Writes the CA certificates and the path into the webhook configuration. `false` if there is no such configuration.
+    async fn publish(&mut self, bundle: &str, now: u64) -> anyhow::Result<bool> {
         let name = &self.settings.webhook_configuration;
         let found = self.configurations.get_opt(name).await;
         let found = found.with_context(|| format!("ValidatingWebhookConfiguration {name}"))?;
@@ -167,19 +187,42 @@ impl WebhookCertificate {
             return Ok(false);
         };
         self.missing_logged = false;
-        let wanted = Some(ByteString(bundle.as_bytes().to_vec()));
-        let webhooks = configuration.webhooks.iter_mut().flatten();
-        let mut differs = false;
-        for webhook in webhooks.filter(|webhook| webhook.client_config.ca_bundle != wanted) {
-            webhook.client_config.ca_bundle = wanted.clone();
-            differs = true;
+        let before = configuration.clone();
+        let (bundle, path) = (ByteString(bundle.as_bytes().to_vec()), self.tokens.path(now));
+        for webhook in configuration.webhooks.iter_mut().flatten() {
+            webhook.client_config.ca_bundle = Some(bundle.clone());
+            path.iter().for_each(|path| set_path(&mut webhook.client_config, path));
         }
-        if differs {
+        if configuration != before {
             let written = self.configurations.replace(name, &PostParams::default(), &configuration).await;
             written.with_context(|| format!("ValidatingWebhookConfiguration {name}"))?;
-            tracing::info!(name, "wrote the CA certificates into the ValidatingWebhookConfiguration");
+            tracing::info!(name, "wrote the CA certificates and the path into the ValidatingWebhookConfiguration");
         }
         Ok(true)
+    }
+}
+
+/// Adds a key for tokens to a Secret that has none. `None` if there is nothing to write.
+fn with_token_key(changed: Option<Secret>, before: Option<&Secret>) -> anyhow::Result<Option<Secret>> {
+    let has_key = |secret: &Secret| !text(secret, TOKEN_KEY).is_empty();
+    match changed.or_else(|| before.filter(|before| !has_key(before)).cloned()) {
+        Some(mut secret) if !has_key(&secret) => {
+            secret.data.get_or_insert_default().insert(TOKEN_KEY.into(), ByteString(generate_key()?));
+            Ok(Some(secret))
+        }
+        unchanged => Ok(unchanged),
+    }
+}
+
+fn set_path(client: &mut WebhookClientConfig, path: &str) {
+    if let Some(service) = &mut client.service {
+        service.path = Some(path.to_owned());
+    }
+    // A webhook outside the cluster has a URL.
+    if let Some(url) = &mut client.url {
+        let start = url.find("://").map_or(0, |at| at + 3);
+        let end = url[start..].find('/').map_or(url.len(), |at| start + at);
+        url.replace_range(end.., path);
     }
 }
 
@@ -231,4 +274,31 @@ fn format_validity(certificate: &Certificate) -> String {
 fn validity(secret: &Secret, key: &str) -> Option<(u64, u64)> {
     let (not_before, not_after) = annotation(secret, key)?.split_once('/')?;
     Some((not_before.parse().ok()?, not_after.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::admissionregistration::v1::ServiceReference;
+
+    #[test]
+    fn the_path_is_written_for_services_and_urls() {
+        let service = ServiceReference { name: "c".into(), namespace: "n".into(), ..ServiceReference::default() };
+        let mut client = WebhookClientConfig { service: Some(service), ..WebhookClientConfig::default() };
+        set_path(&mut client, "/admit/1");
+        assert_eq!(client.service.unwrap().path.as_deref(), Some("/admit/1"));
+        for url in ["https://10.0.0.1:9443", "https://10.0.0.1:9443/", "https://10.0.0.1:9443/admit/0"] {
+            let mut client = WebhookClientConfig { url: Some(url.into()), ..WebhookClientConfig::default() };
+            set_path(&mut client, "/admit/1");
+            assert_eq!(client.url.as_deref(), Some("https://10.0.0.1:9443/admit/1"));
+        }
+    }
+
+    #[test]
+    fn a_secret_without_a_token_key_gets_one_and_keeps_it() {
+        let added = with_token_key(None, Some(&Secret::default())).unwrap().expect("the key is written");
+        assert_eq!(added.data.as_ref().unwrap()[TOKEN_KEY].0.len(), 32);
+        assert_eq!(with_token_key(None, Some(&added)).unwrap(), None);
+        assert_eq!(with_token_key(Some(added.clone()), None).unwrap(), Some(added));
+    }
 }

@@ -7,7 +7,7 @@ pub mod remote;
 pub(crate) mod target;
 mod weight;
 
-pub use port_pair::{PortPair, PortPairs, pair_ports};
+pub use port_pair::{PortPair, PortPairs};
 
 use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};

@@ -93,6 +93,8 @@ pub struct Planner {
     /// The owners of service ranges may have changed since the adopted rows were last checked.
     ranges_changed: bool,
     refusals: HashMap<ServiceName, Vec<Refusal>>,
+    /// Policies that serve no dial on this host although they should.
+    policy_failures: HashMap<ServiceName, Refusal>,
     /// Services and policies with addresses that belong, or may belong, to an earlier cluster.
     withheld: HashMap<ServiceName, RangeConflict>,
     /// Services that are planned again when another node changes: those with externalTrafficPolicy Local, and those
@@ -123,6 +125,7 @@ impl Planner {
             adopted: HashMap::default(),
             ranges_changed: false,
             refusals: HashMap::default(),
+            policy_failures: HashMap::default(),
             withheld: HashMap::default(),
             by_nodes: HashSet::default(),
             dirty: HashSet::default(),
@@ -240,11 +243,12 @@ impl Planner {
         self.mark(name.clone())
     }
 
-    /// Marks the policies on this Service, and those that claim its ClusterIP as their virtual address.
+    /// Marks the policies on this Service, and those that have its ClusterIP as their virtual address or as a backend.
     fn mark_policies_of(&mut self, service: &Service) {
         self.dirty.extend(self.policies.on_service(&service.name).cloned());
-        let wanted = service.cluster_ips.iter().flat_map(|address| self.policies.at_address(address));
-        self.dirty.extend(wanted.cloned());
+        for address in &service.cluster_ips {
+            self.dirty.extend(self.policies.at_address(address).chain(self.policies.by_backend(address)).cloned());
+        }
     }
 
     fn apply_slice(&mut self, slice: Slice) -> bool {
@@ -369,6 +373,11 @@ impl Planner {
 
     pub fn claims(&self) -> &Claims {
         &self.claims
+    }
+
+    /// The policies that serve no dial on this host although they should, and why.
+    pub fn policy_failures(&self) -> impl Iterator<Item = (&ServiceName, &Refusal)> {
+        self.policy_failures.iter()
     }
 
     /// What the plan itself refused: conflicts and forbidden addresses.

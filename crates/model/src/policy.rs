@@ -46,6 +46,13 @@ pub struct PolicyName {
     pub name: Name,
 }
 
+impl PolicyName {
+    /// `BalancingPolicy shop/api`, without the cluster.
+    pub fn title(&self) -> String {
+        format!("{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
 impl fmt::Display for PolicyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.kind)?;

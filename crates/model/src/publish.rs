@@ -155,12 +155,25 @@ impl Publisher {
         self.policies.get(policy).into_iter().flat_map(Entry::all)
     }
 
-    /// The number of backends of a policy: ready selected pods that the redirect mode can reach, or fixed addresses.
-    pub fn backends(&self, policy: &PolicyName) -> usize {
-        self.policies.get(policy).map_or(0, |entry| match &entry.policy.target {
-            Target::Addresses { addresses, .. } => addresses.len(),
-            Target::LocalPods { .. } | Target::Pods { .. } => entry.published_pods.len(),
-        })
+    /// The number of backends of a policy in the family that has most: ready selected pods that the redirect mode can
+    /// reach, or fixed addresses. `families` are those of the frontend. `is_reachable` tells whether the node of a published
+    /// pod has the address that the redirect mode needs. Agents count in the same way (`plan::policy::backend_count`).
+    pub fn backends(
+        &self,
+        policy: &PolicyName,
+        families: &[Family],
+        is_reachable: impl Fn(&Endpoint, Family) -> bool,
+    ) -> usize {
+        let Some(entry) = self.policies.get(policy) else { return 0 };
+        let count = |family: Family| match &entry.policy.target {
+            Target::Addresses { addresses, .. } => addresses.iter().filter(|a| a.family() == family).count(),
+            Target::LocalPods { .. } => {
+                let pods = entry.published_pods.iter().filter_map(|name| self.pods.get(name));
+                pods.filter(|pod| pod.addresses.iter().any(|address| address.family() == family)).count()
+            }
+            Target::Pods { .. } => entry.endpoints(family).filter(|endpoint| is_reachable(endpoint, family)).count(),
+        };
+        families.iter().map(|family| count(*family)).max().unwrap_or(0)
     }
 
     /// Ready selected pods that the redirect mode cannot reach.
@@ -372,6 +385,11 @@ impl Entry {
                 self.slices.remove(&(pod.clone(), family));
             }
         }
+    }
+
+    fn endpoints(&self, family: Family) -> impl Iterator<Item = &Endpoint> {
+        let slices = self.slices.numbers().filter_map(|number| self.slices.get(number));
+        slices.filter(move |slice| slice.group.family == family).flat_map(|slice| slice.members.values())
     }
 
     fn all(&self) -> impl Iterator<Item = PolicySlice> {

@@ -9,11 +9,16 @@ use crate::change::{Change, ObjectKey};
 use crate::hash::{HashMap, stable_hash};
 use crate::object::Object;
 use crate::policy::{PolicyKind, PolicyName};
+use crate::refusal::Refusal;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Maximum number of failing policies that a report names. Further ones are only counted.
 pub const MAX_NAMED_POLICIES: usize = 32;
+/// Maximum number of namespaces for which a report counts further failing policies.
+const MAX_NAMESPACES: usize = 32;
+/// Maximum length of the name of a namespace, in bytes.
+const MAX_NAMESPACE_BYTES: usize = 63;
 /// Maximum length of a reason, in bytes.
 const MAX_REASON_BYTES: usize = 128;
 /// Maximum length of a policy's kind, namespace and name, in bytes.
@@ -46,7 +51,26 @@ mod hex {
 pub struct FailingPolicy {
     /// `BalancingPolicy shop/api`.
     pub policy: String,
+    /// The reason and message of the refusal.
     pub reason: String,
+}
+
+impl FailingPolicy {
+    fn new(policy: &PolicyName, refusal: &Refusal) -> FailingPolicy {
+        let mut reason = format!("{}: {}", refusal.reason, refusal.message);
+        truncate(&mut reason);
+        FailingPolicy { policy: policy.title(), reason }
+    }
+
+    fn namespace(&self) -> &str {
+        let name = self.policy.split_once(' ').map_or("", |(_, name)| name);
+        name.split_once('/').map_or("", |(namespace, _)| namespace)
+    }
+}
+
+fn truncate(reason: &mut String) {
+    let end = (0..=MAX_REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end));
+    reason.truncate(end.unwrap_or(0));
 }
 
 /// The report of one node.
@@ -58,7 +82,10 @@ pub struct RolloutReport {
     /// Policies that the node knows but could not program.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failing: Vec<FailingPolicy>,
-    /// Number of further failing policies, which are not named.
+    /// Number of further failing policies, by namespace. Only policies of these namespaces may be among them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub more_in: BTreeMap<String, u32>,
+    /// Number of further failing policies of any namespace.
     #[serde(default)]
     pub more: u32,
 }
@@ -71,10 +98,22 @@ impl RolloutReport {
         }
     }
 
-    pub fn set_failing(&mut self, mut failing: Vec<FailingPolicy>) {
-        self.more = failing.len().saturating_sub(MAX_NAMED_POLICIES) as u32;
-        failing.truncate(MAX_NAMED_POLICIES);
-        self.failing = failing;
+    /// The number of failing policies that are not named and may include one of this namespace.
+    pub fn unnamed(&self, namespace: &str) -> u32 {
+        self.more.saturating_add(self.more_in.get(namespace).copied().unwrap_or(0))
+    }
+
+    pub fn set_failing(&mut self, failing: Vec<FailingPolicy>) {
+        let (named, unnamed) = name_in_turn(failing, FailingPolicy::namespace);
+        (self.failing, self.more) = (named, 0);
+        self.set_unnamed(unnamed);
+    }
+
+    fn set_unnamed(&mut self, mut counts: BTreeMap<String, u32>) {
+        while counts.len() > MAX_NAMESPACES {
+            self.more = self.more.saturating_add(counts.pop_last().map_or(0, |(_, count)| count));
+        }
+        self.more_in = counts;
     }
 
     /// Limits what a node may report: few policies, and short reasons.
@@ -83,12 +122,35 @@ impl RolloutReport {
         self.failing.retain(|failing| failing.policy.len() <= MAX_TITLE_BYTES);
         self.failing.truncate(MAX_NAMED_POLICIES);
         self.more = self.more.saturating_add((before - self.failing.len()) as u32);
-        for failing in &mut self.failing {
-            let end = (0..=MAX_REASON_BYTES).rev().find(|end| failing.reason.is_char_boundary(*end));
-            failing.reason.truncate(end.unwrap_or(0));
-        }
+        self.failing.iter_mut().for_each(|failing| truncate(&mut failing.reason));
+        let mut counts = std::mem::take(&mut self.more_in);
+        counts.retain(|namespace, count| {
+            let fits = namespace.len() <= MAX_NAMESPACE_BYTES;
+            self.more = self.more.saturating_add(if fits { 0 } else { *count });
+            fits
+        });
+        self.set_unnamed(counts);
         self
     }
+}
+
+/// Divides failing policies into those that a report names and the number of the others by namespace. Each namespace is
+/// named in turn: a user with many failing policies must not hide those of other namespaces.
+fn name_in_turn<T>(failing: Vec<T>, namespace: impl Fn(&T) -> &str) -> (Vec<T>, BTreeMap<String, u32>) {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut turns: Vec<(usize, T)> = Vec::with_capacity(failing.len());
+    for policy in failing {
+        let count = counts.entry(namespace(&policy).to_owned()).or_default();
+        turns.push((*count, policy));
+        *count += 1;
+    }
+    turns.sort_by_key(|(turn, _)| *turn);
+    let rest = turns.split_off(MAX_NAMED_POLICIES.min(turns.len()));
+    let mut unnamed: BTreeMap<String, u32> = BTreeMap::new();
+    for (_, policy) in &rest {
+        *unnamed.entry(namespace(policy).to_owned()).or_default() += 1;
+    }
+    (turns.into_iter().map(|(_, policy)| policy).collect(), unnamed)
 }
 
 /// Maintains the digests as policies are added and removed.
@@ -132,6 +194,17 @@ impl DigestTracker {
             PolicyKind::LocalRedirect => self.local_redirect,
             PolicyKind::Balancing => self.balancing,
         }
+    }
+
+    /// A report with these refusals of policies. A policy with several refusals is reported with the first one.
+    pub fn report_refusals(&self, mut refusals: Vec<(PolicyName, &Refusal)>) -> RolloutReport {
+        refusals.sort_by(|(a, _), (b, _)| a.cmp(b));
+        refusals.dedup_by(|(a, _), (b, _)| a == b);
+        let (named, unnamed) = name_in_turn(refusals, |(policy, _)| &policy.namespace);
+        let mut report =
+            self.report(named.iter().map(|(policy, refusal)| FailingPolicy::new(policy, refusal)).collect());
+        report.set_unnamed(unnamed);
+        report
     }
 
     pub fn report(&self, failing: Vec<FailingPolicy>) -> RolloutReport {
@@ -199,6 +272,7 @@ impl DigestHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refusal::RefusalReason;
 
     #[test]
     fn the_fingerprint_is_the_same_in_every_build() {
@@ -224,16 +298,49 @@ mod tests {
     fn a_report_names_a_limited_number_of_policies() {
         let mut report =
             RolloutReport { balancing: PolicyDigest { count: 2, sum: u64::MAX - 1 }, ..RolloutReport::default() };
-        report.set_failing((0..40).map(|n| FailingPolicy { policy: n.to_string(), reason: "full".into() }).collect());
-        assert_eq!((report.failing.len(), report.more), (MAX_NAMED_POLICIES, 8));
+        let failing = |policy: String| FailingPolicy { policy, reason: "full".into() };
+        let many = (0..40).map(|n| failing(format!("BalancingPolicy many/p{n}")));
+        report.set_failing(many.chain([failing("BalancingPolicy one/p".into())]).collect());
+        assert_eq!((report.failing.len(), report.more), (MAX_NAMED_POLICIES, 0));
+        assert!(
+            report.failing.iter().any(|failing| failing.policy == "BalancingPolicy one/p"),
+            "each namespace in turn"
+        );
+        assert_eq!((report.unnamed("many"), report.unnamed("one"), report.unnamed("other")), (9, 0, 0));
+        let wide = (0..100).map(|n| failing(format!("BalancingPolicy n{n}/p")));
+        report.set_failing(wide.collect());
+        assert_eq!((report.failing.len(), report.more_in.len(), report.more), (MAX_NAMED_POLICIES, MAX_NAMESPACES, 36));
+    }
+
+    #[test]
+    fn a_refusal_is_reported_with_its_message() {
+        let name = |name: &str| PolicyName {
+            kind: PolicyKind::Balancing,
+            cluster: "home".into(),
+            namespace: "shop".into(),
+            name: name.into(),
+        };
+        let refusal = |message: &str| Refusal::new(&name("a"), RefusalReason::NodeWithoutAddress, message);
+        let (first, second, long) = (refusal("no entry address"), refusal("other"), refusal(&"ü".repeat(200)));
+        let refusals = vec![(name("b"), &long), (name("a"), &first), (name("a"), &second)];
+        let report = DigestTracker::default().report_refusals(refusals);
+        assert_eq!((report.failing.len(), report.more), (2, 0));
+        let wanted = FailingPolicy {
+            policy: "BalancingPolicy shop/a".into(),
+            reason: "nodeWithoutAddress: no entry address".into(),
+        };
+        assert_eq!(report.failing[0], wanted);
+        assert!(report.failing[1].reason.len() <= MAX_REASON_BYTES);
     }
 
     #[test]
     fn a_received_report_is_limited_in_size() {
         let failing = |policy: String| FailingPolicy { policy, reason: "ü".repeat(1000) };
         let many = (0..40).map(|n| failing(n.to_string())).chain([failing("x".repeat(1000))]).collect();
-        let report = RolloutReport { failing: many, more: 1, ..RolloutReport::default() }.bounded();
-        assert_eq!((report.failing.len(), report.more), (MAX_NAMED_POLICIES, 10));
+        let more_in = (0..100).map(|n| (format!("n{n:03}"), 1)).chain([("x".repeat(1000), 1)]).collect();
+        let report = RolloutReport { failing: many, more: 1, more_in, ..RolloutReport::default() }.bounded();
+        assert_eq!((report.failing.len(), report.more), (MAX_NAMED_POLICIES, 10 + 69));
+        assert_eq!(report.more_in.len(), MAX_NAMESPACES);
         assert!(report.failing.iter().all(|failing| failing.reason.len() == MAX_REASON_BYTES));
         let short = FailingPolicy { policy: "a".into(), reason: "full".into() };
         let report = RolloutReport { failing: vec![short.clone()], ..RolloutReport::default() }.bounded();

@@ -33,14 +33,19 @@ pub fn is_metadata(address: Address) -> bool {
 }
 
 /// Why an address must not be a virtual address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VirtualAddressError {
     #[error("it is an unspecified, loopback or multicast address")]
     Special,
-    #[error("it is outside the allowed ranges (--virtual-address-cidrs)")]
-    Outside,
+    #[error("it is outside the allowed ranges {} (--virtual-address-cidrs)", list(allowed))]
+    Outside { allowed: Vec<IpNet> },
     #[error("it is a cloud's metadata address, which is allowed only if --virtual-address-cidrs lists it explicitly")]
     Metadata,
+}
+
+fn list(ranges: &[IpNet]) -> String {
+    let texts: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+    if texts.is_empty() { "(none)".into() } else { texts.join(", ") }
 }
 
 fn metadata_of(address: Address) -> Option<IpNet> {
@@ -60,7 +65,7 @@ pub fn check(ranges: &[IpNet], address: Address) -> Result<(), VirtualAddressErr
         return Err(VirtualAddressError::Special);
     }
     if !ranges.iter().any(|net| net.contains(&ip)) {
-        return Err(VirtualAddressError::Outside);
+        return Err(VirtualAddressError::Outside { allowed: ranges.to_vec() });
     }
     if is_reserved(ranges, address) { Err(VirtualAddressError::Metadata) } else { Ok(()) }
 }
@@ -84,7 +89,7 @@ mod tests {
             assert_eq!(verdict(&usual, metadata), Err(VirtualAddressError::Metadata));
         }
         for outside in ["168.63.129.16", "fd00:ec2::254", "10.0.0.1", "fd00:beef::1", "fd00:bee:1::1"] {
-            assert_eq!(verdict(&usual, outside), Err(VirtualAddressError::Outside));
+            assert_eq!(verdict(&usual, outside), Err(VirtualAddressError::Outside { allowed: usual.clone() }));
         }
         let all = parse(&["0.0.0.0/0", "::/0"]);
         let clouds = ["168.63.129.16", "fd00:ec2::254", "169.254.169.254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"];
@@ -98,6 +103,13 @@ mod tests {
         let listed = parse(&["169.254.0.0/16", "169.254.169.254/32"]);
         assert_eq!(verdict(&listed, "169.254.169.254"), Ok(()));
         assert_eq!(verdict(&listed, "169.254.169.253"), Err(VirtualAddressError::Metadata));
+    }
+
+    #[test]
+    fn the_message_for_an_address_outside_names_the_ranges() {
+        let message = verdict(&default_ranges(), "10.0.0.1").unwrap_err().to_string();
+        let ranges = "169.254.0.0/16, fd00:bee::/48";
+        assert_eq!(message, format!("it is outside the allowed ranges {ranges} (--virtual-address-cidrs)"));
     }
 
     #[test]

@@ -377,7 +377,7 @@ fn a_pod_without_the_port_is_skipped_with_a_reason() {
     let slices: Vec<PolicySlice> = publisher.slices().collect();
     assert_eq!((slices.len(), slices[0].ports[0].port, slices[0].endpoints.len()), (1, 18080, 1));
     let skipped: Vec<_> = publisher.skipped(&name).map(|(pod, why)| (&*pod.name, why.reason.as_str())).collect();
-    assert_eq!((skipped, publisher.backends(&name)), (vec![("b", "noHostPort")], 1));
+    assert_eq!((skipped, publisher.backends(&name, &Family::BOTH, |_, _| true)), (vec![("b", "noHostPort")], 1));
 }
 
 #[test]
@@ -389,7 +389,14 @@ fn pods_of_a_local_redirect_policy_are_counted_but_not_published() {
     publisher.apply(&Change::Upsert(Object::Policy(policy(name.clone(), "u1", target))));
     publisher.apply(&Change::Upsert(Object::Pod(pod("shop", "a", "10.0.0.1", &[("app", "web")]))));
     publisher.apply(&Change::Upsert(Object::Pod(pod("lab", "b", "10.0.0.2", &[("app", "web")]))));
-    assert_eq!((publisher.backends(&name), publisher.slices().count(), publisher.take_changes().len()), (1, 0, 0));
+    assert_eq!(
+        (
+            publisher.backends(&name, &Family::BOTH, |_, _| true),
+            publisher.slices().count(),
+            publisher.take_changes().len()
+        ),
+        (1, 0, 0)
+    );
 }
 
 #[test]

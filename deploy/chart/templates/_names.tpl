@@ -94,7 +94,7 @@ rules:
     resources: [localredirectpolicies, balancingpolicies]
     scope: Namespaced
 clientConfig:
-  service: {name: {{ .Release.Name }}-controller, namespace: {{ .Release.Namespace }}, path: /admit}
+  service: {name: {{ .Release.Name }}-controller, namespace: {{ .Release.Namespace }}}
 admissionReviewVersions: [v1]
 sideEffects: None
 timeoutSeconds: 5

@@ -6,6 +6,7 @@ mod destination;
 mod reason;
 mod text;
 
+use super::policies::why_empty;
 use super::services::{kind_name, role_name};
 use super::{NotFound, usage};
 use crate::args::{ExplainArgs, OutputFormat};
@@ -21,7 +22,7 @@ use beeline_model::bucket::BucketLevel;
 use beeline_model::event::{Action, Reason};
 use beeline_model::policy::Limit;
 use beeline_model::resolve::{Dial, Verdict, resolve, resolve_with};
-use beeline_model::row::{FrontendKey, FrontendKind, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
+use beeline_model::row::{FrontendKey, FrontendKind, OwnerId, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
 use beeline_model::rules::NoLocalEndpointAction;
 use client::ExplainClient;
 use destination::Destination;
@@ -176,6 +177,7 @@ impl Explainer<'_> {
         if verdict.found.is_none() && dial.port == 0 {
             return Err(NotFound("port 0 is not a destination port".into()).into());
         }
+        let policies = self.policies(&verdict, dial);
         let set = verdict.path.last().and_then(|id| self.tables.rows.sets.get(*id));
         let owner = set.and_then(|set| self.tables.port_name(set.owner));
         let endpoints = owner.as_ref().and_then(|owner| self.agent.client.explain(owner.to_text()).ok().flatten());
@@ -189,11 +191,11 @@ impl Explainer<'_> {
                 None => verdict.found.as_ref().and_then(|f| self.tables.cluster_at(f.key.address, f.key.view)),
             },
             verdict: verdict.action,
-            because: self.because(&verdict, dial, endpoints.as_ref()),
+            because: self.because(&verdict, dial, endpoints.as_ref(), &policies),
             frontend: verdict.found.as_ref().map(|f| format!("{:?}", FrontendKey { view: 0, ..f.key })),
             kind: verdict.found.as_ref().map(|f| kind_name(f.kind)),
-            order: self.order(&verdict, dial, &levels),
-            skipped_policies: self.skipped_policies(&verdict, dial),
+            order: self.order(&verdict, dial, &levels, &policies),
+            skipped_policies: self.skipped_policies(&verdict, dial, &policies),
             service: owner.map(|owner| owner.to_string()),
             rule: set.map(|set| set.rule),
             set: set.map(|set| role_name(set.role).to_owned()),
@@ -203,7 +205,13 @@ impl Explainer<'_> {
         })
     }
 
-    fn because(&self, verdict: &Verdict, dial: &Dial, endpoints: Option<&ServiceExplanation>) -> String {
+    fn because(
+        &self,
+        verdict: &Verdict,
+        dial: &Dial,
+        endpoints: Option<&ServiceExplanation>,
+        policies: &[PolicyReport],
+    ) -> String {
         let no_endpoint = verdict.action != Action::Resolved && verdict.reason == Reason::NoEndpoint;
         let unreachable = endpoints.filter(|_| no_endpoint).and_then(|endpoints| reason::unreachable(dial, endpoints));
         let closed = verdict.found.as_ref().filter(|_| verdict.reason == Reason::NoPort);
@@ -211,7 +219,25 @@ impl Explainer<'_> {
         let unknown = || verdict.found.is_none().then(|| self.not_a_frontend(dial)).flatten();
         let affinity =
             verdict.path.last().and_then(|id| self.tables.rows.sets.get(*id)).map_or(0, |s| s.header.affinity);
-        unreachable.or(closed).or_else(unknown).unwrap_or_else(|| reason::because(verdict, dial, affinity))
+        let owner = verdict.path.last().and_then(|id| self.tables.rows.sets.get(*id)).map(|set| set.owner);
+        let policy = owner.filter(|_| no_endpoint).and_then(|owner| self.report_of(owner, policies));
+        let policy = policy.map(|report| format!("{} has no backend: {}", report.title(), why_empty(report)));
+        let explained = unreachable.or(closed).or(policy).or_else(unknown);
+        explained.unwrap_or_else(|| reason::because(verdict, dial, affinity))
+    }
+
+    /// The policies for the dialled address or its Service. Empty without an agent.
+    fn policies(&self, verdict: &Verdict, dial: &Dial) -> Vec<PolicyReport> {
+        let owners = self.chain(verdict).filter_map(|set| self.tables.port_name(set.owner));
+        let owner = owners.filter(|owner| owner.service.policy_kind().is_none()).map(|owner| owner.to_text()).next();
+        let query = PolicyQuery { address: Some(dial.address.ip()), owner, name: None };
+        self.agent.client.policies(query).unwrap_or_default()
+    }
+
+    /// The report of the policy that owns a set.
+    fn report_of<'r>(&self, owner: OwnerId, policies: &'r [PolicyReport]) -> Option<&'r PolicyReport> {
+        let owner = self.tables.port_name(owner)?;
+        policies.iter().find(|report| owner.service.to_string() == report.title())
     }
 
     /// Why an address that looks like a service's has no frontend.
@@ -234,7 +260,13 @@ impl Explainer<'_> {
     }
 
     /// The whole chain, also the sets that this dial does not reach.
-    fn order(&self, verdict: &Verdict, dial: &Dial, levels: &BTreeMap<PolicyId, BucketLevel>) -> Vec<SetStep> {
+    fn order(
+        &self,
+        verdict: &Verdict,
+        dial: &Dial,
+        levels: &BTreeMap<PolicyId, BucketLevel>,
+        policies: &[PolicyReport],
+    ) -> Vec<SetStep> {
         let mut id = verdict.found.as_ref().map_or(SET_NONE, |found| found.set);
         let mut steps = Vec::new();
         for set in self.chain(verdict) {
@@ -246,14 +278,21 @@ impl Explainer<'_> {
                 backends: self.tables.rows.members(set).len(),
                 limit,
                 tokens: limit.map(|limit| level.tokens_at(dial.now, limit)),
-                outcome: self.outcome(verdict, dial, id, set),
+                outcome: self.outcome(verdict, dial, id, set, self.report_of(set.owner, policies)),
             });
             id = set.header.next;
         }
         steps
     }
 
-    fn outcome(&self, verdict: &Verdict, dial: &Dial, id: SetId, set: &SetRow) -> String {
+    fn outcome(
+        &self,
+        verdict: &Verdict,
+        dial: &Dial,
+        id: SetId,
+        set: &SetRow,
+        policy: Option<&PolicyReport>,
+    ) -> String {
         let is_member = |cgroup: &u64| self.tables.rows.selected.contains(&(set.header.policy, *cgroup));
         let decides = verdict.path.last() == Some(&id);
         match verdict.action {
@@ -264,19 +303,20 @@ impl Explainer<'_> {
             }
             _ if verdict.limited == Some(id) => "skipped: over its limit".into(),
             _ if decides => "decides: see the verdict".into(),
-            _ => "skipped: no backend".into(),
+            _ => match policy {
+                Some(report) => format!("skipped: no backend: {}", why_empty(report)),
+                None => "skipped: no backend".into(),
+            },
         }
     }
 
-    fn skipped_policies(&self, verdict: &Verdict, dial: &Dial) -> Vec<SkippedPolicy> {
+    fn skipped_policies(&self, verdict: &Verdict, dial: &Dial, policies: &[PolicyReport]) -> Vec<SkippedPolicy> {
         let owners: Vec<PortName> = self.chain(verdict).filter_map(|set| self.tables.port_name(set.owner)).collect();
-        let owner = owners.iter().find(|owner| owner.service.policy_kind().is_none()).map(PortName::to_text);
-        let query = PolicyQuery { address: Some(dial.address.ip()), owner, name: None };
-        let mut reports = self.agent.client.policies(query).unwrap_or_default();
-        reports.retain(|report| !owners.iter().any(|owner| owner.service.to_string() == report.title()));
+        let is_in_chain =
+            |report: &&PolicyReport| owners.iter().any(|owner| owner.service.to_string() == report.title());
         let skipped =
             |report: &PolicyReport| SkippedPolicy { policy: report.title(), why: why_skipped(report, verdict, dial) };
-        reports.iter().map(skipped).collect()
+        policies.iter().filter(|report| !is_in_chain(report)).map(skipped).collect()
     }
 }
 

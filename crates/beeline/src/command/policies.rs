@@ -4,6 +4,7 @@ use super::NotFound;
 use crate::args::PoliciesArgs;
 use crate::print;
 use beeline_api::{AgentClient, FrontendPrecedence, PolicyFrontend, PolicyQuery, PolicyReport, PolicyScope};
+use beeline_model::policy::PolicyKind;
 use std::process::ExitCode;
 
 pub fn run(args: &PoliciesArgs) -> anyhow::Result<ExitCode> {
@@ -52,6 +53,19 @@ pub fn why_unused(report: &PolicyReport) -> String {
     unused.map_or_else(|| state(report), |frontend| precedence(&frontend.precedence))
 }
 
+/// Why an accepted policy has no backend for a dial.
+pub fn why_empty(report: &PolicyReport) -> String {
+    let is_local = report.kind == PolicyKind::LocalRedirect.as_str();
+    match (report.left_out.as_slice(), report.without_cgroup.len()) {
+        ([refusal], _) => refusal.message.clone(),
+        ([refusal, more @ ..], _) => format!("{}, and {} more", refusal.message, more.len()),
+        ([], 1..) => state(report),
+        ([], 0) if report.awaits_controller => "no ready pods, or the controller has not published them yet".into(),
+        ([], 0) if is_local => "no ready pod of this node is selected".into(),
+        ([], 0) => "no ready pod is selected".into(),
+    }
+}
+
 fn precedence(precedence: &FrontendPrecedence) -> String {
     match precedence {
         FrontendPrecedence::First => "first".into(),
@@ -59,6 +73,12 @@ fn precedence(precedence: &FrontendPrecedence) -> String {
         FrontendPrecedence::ShadowedBy(other) => format!("not used: {other} is older"),
         FrontendPrecedence::AddressTakenBy(other) => format!("not used: its Service lost the address to {other}"),
     }
+}
+
+/// `kubectl get` counts the backends of a LocalRedirectPolicy on all nodes.
+fn backend_count(report: &PolicyReport) -> String {
+    let is_local = report.kind == PolicyKind::LocalRedirect.as_str();
+    if is_local { format!("{} on this node", report.backends) } else { report.backends.to_string() }
 }
 
 /// The first three backends, and the number of the others.
@@ -77,7 +97,7 @@ pub fn table(reports: &[PolicyReport]) -> String {
         let dialled = if dialled.is_empty() { report.target.clone() } else { dialled.join(" ") };
         let mut order: Vec<String> = report.frontends.iter().map(|f| precedence(&f.precedence)).collect();
         order.dedup();
-        vec![report.title(), dialled, order.join(", "), report.backends.to_string(), state(report)]
+        vec![report.title(), dialled, order.join(", "), backend_count(report), state(report)]
     };
     let rows: Vec<Vec<String>> = reports.iter().map(row).collect();
     print::table(&["POLICY", "DIALLED", "PRECEDENCE", "BACKENDS", "STATE"], &rows)
@@ -92,7 +112,7 @@ fn detail(report: &PolicyReport) -> String {
         ("policy", report.title()),
         ("state", state(report)),
         ("target", report.target.clone()),
-        ("backends", report.backends.to_string()),
+        ("backends", backend_count(report)),
     ];
     let mut text: String = head.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
     let row = |f: &PolicyFrontend| {
@@ -153,6 +173,28 @@ pub mod tests {
         assert!(details(&[pods]).contains("pod a/y: used as soon as"));
         let waiting = PolicyReport { awaits_controller: true, ..report() };
         assert!(state(&waiting).contains("no ready pods, or the controller"));
+    }
+
+    #[test]
+    fn a_policy_without_backends_says_why() {
+        assert_eq!(why_empty(&report()), "no ready pod of this node is selected");
+        let balancing = PolicyReport { kind: "BalancingPolicy".into(), ..report() };
+        assert_eq!(why_empty(&balancing), "no ready pod is selected");
+        let missing =
+            |node: &str| refusal(&format!("node {node} has no entry address of family IPv4: its pods are left out"));
+        let one = PolicyReport { left_out: vec![missing("n1")], ..balancing.clone() };
+        assert_eq!(why_empty(&one), "node n1 has no entry address of family IPv4: its pods are left out");
+        let two = PolicyReport { left_out: vec![missing("n1"), missing("n2")], ..balancing.clone() };
+        assert!(why_empty(&two).ends_with("left out, and 1 more"), "{}", why_empty(&two));
+        let waiting = PolicyReport { awaits_controller: true, ..balancing };
+        assert!(why_empty(&waiting).contains("the controller has not published"));
+    }
+
+    #[test]
+    fn the_backends_of_a_redirect_are_counted_on_this_node() {
+        assert!(table(&[report()]).contains("0 on this node"));
+        let balancing = PolicyReport { kind: "BalancingPolicy".into(), backends: 3, ..report() };
+        assert!(details(&[balancing]).contains("backends   3\n"));
     }
 
     #[test]

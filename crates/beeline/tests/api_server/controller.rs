@@ -134,7 +134,10 @@ async fn install_webhooks(cluster: &Cluster<'_>, port: u16) {
     cluster.create(HOOKS, json!({ "metadata": { "name": "beeline-controller" }, "webhooks": webhooks })).await;
     wait_until("the CA bundle is written", async || {
         let found = cluster.get(&format!("{HOOKS}/beeline-controller")).await;
-        found["webhooks"].as_array().unwrap().iter().all(|hook| hook["clientConfig"]["caBundle"].is_string())
+        let url = format!("https://127.0.0.1:{port}/admit/");
+        found["webhooks"].as_array().unwrap().iter().map(|hook| &hook["clientConfig"]).all(|client| {
+            client["caBundle"].is_string() && client["url"].as_str().is_some_and(|at| at.len() == url.len() + 64)
+        })
     })
     .await;
 }
@@ -226,12 +229,27 @@ async fn wait_for_condition(cluster: &Cluster<'_>, path: &str, kind: &str, statu
 /// Creates an object as this user; returns the server's message on failure.
 async fn create_as(cluster: &Cluster<'_>, user: &str, path: &str, object: &Value) -> Result<(), String> {
     let request = http::Request::post(path).header("content-type", "application/json");
+    send_as(cluster, user, request, object).await
+}
+
+/// Changes an object as this user; returns the server's message on failure.
+async fn patch_as(cluster: &Cluster<'_>, user: &str, path: &str, patch: &Value) -> Result<(), String> {
+    let request = http::Request::patch(path).header("content-type", "application/merge-patch+json");
+    send_as(cluster, user, request, patch).await
+}
+
+async fn send_as(
+    cluster: &Cluster<'_>,
+    user: &str,
+    request: http::request::Builder,
+    object: &Value,
+) -> Result<(), String> {
     let request = request.header("impersonate-user", user).header("impersonate-group", "system:authenticated");
     let request = request.body(serde_json::to_vec(object).unwrap()).unwrap();
     match cluster.client().await.request::<Value>(request).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) => Err(status.message.clone()),
-        Err(error) => panic!("{path}: {error}"),
+        Err(error) => panic!("{error}"),
     }
 }
 
@@ -303,6 +321,8 @@ async fn reports_of_nodes_become_the_programmed_condition(cluster: &Cluster<'_>,
     cluster.create_node("node-1", "172.31.0.11", json!([])).await;
     cluster.create("/api/v1/namespaces", json!({ "metadata": { "name": "beeline-reports" } })).await;
     wait_for_condition(cluster, path, "Programmed", "False", "Pending").await;
+    let message = condition(cluster, path, "Programmed").await.2;
+    assert_eq!(message, "waiting for the reports of 1 of 1 nodes: node-1");
     let (reports, report) = watch::channel::<Option<RolloutReport>>(None);
     let period = Duration::from_millis(500);
     let server = ApiServerSource { reports: Some(ReportSettings { report, period }), ..cluster.server() };
@@ -374,6 +394,7 @@ fn the_webhook_refuses_conflicts_and_missing_rights() {
         let controller = Controller::start(cluster, 0, &[]);
         controller.wait_until_ready().await;
         install_webhooks(cluster, 9443).await;
+        a_request_without_the_token_is_not_answered(cluster).await;
         cluster.create(&balancing(), balancing_policy("first", "web", "web")).await;
         wait_for_condition(cluster, &format!("{}/first", balancing()), "Accepted", "True", "Accepted").await;
         conflicts(cluster).await;
@@ -381,6 +402,24 @@ fn the_webhook_refuses_conflicts_and_missing_rights() {
         rights(cluster).await;
         without_a_controller(cluster, controller).await;
     });
+}
+
+/// The API server calls the path that the configuration names. The controller corrects a wrong path.
+async fn a_request_without_the_token_is_not_answered(cluster: &Cluster<'_>) {
+    let (path, policy) = (format!("{HOOKS}/beeline-controller"), virtual_address_policy("v", "169.254.0.90"));
+    let dry_run = async || cluster.request("POST", &format!("{}?dryRun=All", balancing()), &policy).await;
+    wait_until("a wrong token is not answered", async || {
+        let mut configuration = cluster.get(&path).await;
+        for hook in configuration["webhooks"].as_array_mut().unwrap() {
+            hook["clientConfig"]["url"] = json!(format!("https://127.0.0.1:9443/admit/{}", "0".repeat(64)));
+        }
+        // The controller may have written the configuration meanwhile.
+        let _ = cluster.request("PUT", &path, &configuration).await;
+        matches!(dry_run().await, Err(kube::Error::Api(status)) if status.message.contains("failed calling webhook")
+            && status.message.contains("could not find the requested resource"))
+    })
+    .await;
+    wait_until("the right token is answered again", async || dry_run().await.is_ok()).await;
 }
 
 async fn conflicts(cluster: &Cluster<'_>) {
@@ -403,7 +442,15 @@ async fn conflicts(cluster: &Cluster<'_>) {
 
 async fn virtual_addresses(cluster: &Cluster<'_>) {
     let message = create_refused(cluster, &balancing(), &virtual_address_policy("v", "10.1.2.3")).await;
-    assert!(message.contains("virtual address 10.1.2.3") && message.contains("--virtual-address-cidrs"), "{message}");
+    let ranges = "outside the allowed ranges 169.254.0.0/16, fd00:bee::/48 (--virtual-address-cidrs)";
+    assert!(message.contains("virtual address 10.1.2.3") && message.contains(ranges), "{message}");
+    let message = create_refused(cluster, &balancing(), &virtual_address_policy("v", "10.96.1.1")).await;
+    assert!(message.contains("is the ClusterIP of Service default/web: use serviceMatcher"), "{message}");
+    let mut endpoint = balancing_policy("endpoint", "other", "web");
+    endpoint["spec"]["backend"] = json!({ "addressEndpoint": {
+        "addresses": ["10.96.1.1"], "toPorts": [{ "name": "http", "port": 80, "protocol": "TCP" }] } });
+    let message = create_refused(cluster, &balancing(), &endpoint).await;
+    assert!(message.contains("addressEndpoint 10.96.1.1 is the ClusterIP of Service default/web"), "{message}");
     let message = create_refused(cluster, &balancing(), &virtual_address_policy("v", "169.254.169.254")).await;
     assert!(message.contains("metadata"), "{message}");
     cluster.create_node("node-7", "169.254.7.7", json!([])).await;
@@ -448,6 +495,14 @@ async fn rights(cluster: &Cluster<'_>) {
         "addresses": ["192.0.2.1"], "toPorts": [{ "name": "http", "port": 80, "protocol": "TCP" }] } });
     let message = create_as(cluster, "alice", &balancing(), &outside).await.unwrap_err();
     assert!(message.contains("addressEndpoint uses addresses"), "{message}");
+    // She may edit policies, but not one with a virtual address: it would lead to pods of her choice in all namespaces.
+    let repointed = json!({ "spec": { "backend": { "serviceEndpoint": {
+        "endpointSelector": { "matchLabels": { "app": "hers" } } } } } });
+    let path = format!("{}/v", balancing());
+    let message = patch_as(cluster, "alice", &path, &repointed).await.unwrap_err();
+    assert!(message.contains("alice has no right to that"), "{message}");
+    let labels = json!({ "metadata": { "labels": { "a": "b" } } });
+    patch_as(cluster, "alice", &path, &labels).await.unwrap();
     let use_it = rule(json!(["use"]), json!(["clusterscopes"]));
     cluster.create(&format!("{rbac}/clusterroles"), json!({ "metadata": { "name": "scope" }, "rules": use_it })).await;
     cluster.create(&format!("{rbac}/clusterrolebindings"), bind("scope")).await;

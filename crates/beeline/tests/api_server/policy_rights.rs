@@ -115,7 +115,7 @@ fn admission_policies_apply_without_a_controller() {
         }
         bind_role(cluster, "bob", "beeline-clusterscopes").await;
         policies_beyond_the_namespace_need_a_right(cluster).await;
-        only_changed_fields_need_the_right(cluster).await;
+        every_change_of_the_spec_needs_the_right(cluster).await;
         an_agent_may_write_only_for_its_own_node(cluster).await;
         the_controller_may_write_only_its_own_objects(cluster).await;
     });
@@ -149,25 +149,29 @@ async fn policies_beyond_the_namespace_need_a_right(cluster: &Cluster<'_>) {
     }
 }
 
-async fn only_changed_fields_need_the_right(cluster: &Cluster<'_>) {
+async fn every_change_of_the_spec_needs_the_right(cluster: &Cluster<'_>) {
     let user = |name| User { cluster, name, node: None };
     let (alice, bob) = (user("alice"), user("bob"));
     let database = valid_policy("database");
     bob.send("POST", &path_of(&database), &database).await.unwrap();
     let path = format!("{}/database", path_of(&database));
-    for allowed in [
-        json!({ "metadata": { "labels": { "a": "b" } } }),
-        json!({ "spec": { "config": { "enableOutCluster": false } } }),
-    ] {
-        alice.send("PATCH", &path, &allowed).await.unwrap_or_else(|message| panic!("{allowed}: {message}"));
-    }
+    let labels = json!({ "metadata": { "labels": { "a": "b" }, "annotations": { "c": "d" } } });
+    alice.send("PATCH", &path, &labels).await.unwrap_or_else(|message| panic!("{message}"));
     for denied in [
         json!({ "spec": { "frontend": { "addressMatcher": { "ip": "169.254.0.91" } } } }),
         json!({ "spec": { "backend": { "addressEndpoint": { "addresses": ["10.0.0.7"] } } } }),
+        json!({ "spec": { "backend": { "addressEndpoint": null, "serviceEndpoint": {
+            "endpointSelector": { "matchLabels": { "app": "mine" } }, "toPorts": [{ "port": 5432 }] } } } }),
+        json!({ "spec": { "config": { "enableOutCluster": false } } }),
     ] {
-        assert!(alice.send("PATCH", &path, &denied).await.is_err(), "{denied}");
+        let message = alice.send("PATCH", &path, &denied).await.expect_err(&denied.to_string());
+        assert!(message.contains("\"use\" on \"clusterscopes\""), "{message}");
         bob.send("PATCH", &path, &denied).await.unwrap_or_else(|message| panic!("{denied}: {message}"));
     }
+    // A policy that no longer reaches beyond its namespace needs no right.
+    let inside =
+        json!({ "spec": { "frontend": { "addressMatcher": null, "serviceMatcher": { "serviceName": "web" } } } });
+    alice.send("PATCH", &path, &inside).await.unwrap_or_else(|message| panic!("{message}"));
     alice.send("DELETE", &path, &json!({})).await.unwrap();
 }
 

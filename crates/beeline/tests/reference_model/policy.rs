@@ -78,15 +78,26 @@ impl ReferenceModel<'_> {
     /// Whether a virtual address is allowed, and is not a ClusterIP or the address of a node or pod. It has precedence over
     /// load-balancer addresses and externalIPs.
     fn is_usable(&self, at: Address) -> bool {
-        let metadata = at.to_string().starts_with("169.254.169.");
-        let allowed = self.rules.virtual_address_cidrs.iter().any(|net| net.contains(&at.ip())) && !metadata;
         let services = self.objects.services.values();
         let nodes = self.objects.nodes.values();
-        allowed
+        self.is_in_ranges(at)
             && !services.flat_map(|service| service.cluster_ips.iter()).any(|a| *a == at)
             && !nodes.flat_map(|n| n.addresses.iter().map(|(_, a)| *a).chain(n.entry.iter().copied())).any(|a| a == at)
             && !self.rules.own_addresses.contains(&at)
             && !self.own_pods().any(|pod| pod.addresses.contains(&at))
+    }
+
+    fn is_in_ranges(&self, at: Address) -> bool {
+        let metadata = at.to_string().starts_with("169.254.169.");
+        self.rules.virtual_address_cidrs.iter().any(|net| net.contains(&at.ip())) && !metadata
+    }
+
+    /// A ClusterIP or a virtual address, which cannot be a backend.
+    fn is_frontend(&self, at: Address) -> bool {
+        let mut cluster_ips = self.objects.services.values().flat_map(|service| service.cluster_ips.iter());
+        let mut policies = self.objects.policies.values();
+        let is_virtual = |policy: &Policy| matches!(policy.matcher, Matcher::Address { address, .. } if address == at);
+        cluster_ips.any(|address| *address == at) || self.is_in_ranges(at) && policies.any(is_virtual)
     }
 
     pub fn own_pods(&self) -> impl Iterator<Item = &Pod> {
@@ -99,7 +110,7 @@ impl ReferenceModel<'_> {
             &policy.target;
         if let Target::Addresses { addresses, .. } = &policy.target {
             let named = ports.iter().any(|port| matches!(port.port, PortChoice::Name(_)));
-            if addresses.is_empty() || named {
+            if addresses.is_empty() || named || addresses.iter().any(|at| self.is_frontend(*at)) {
                 return None;
             }
         }

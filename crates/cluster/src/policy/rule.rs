@@ -38,6 +38,33 @@ pub(super) fn label(message: &str) -> Rule {
     rule("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')", message)
 }
 
+/// The positions of a container port's name, which has at most 15 characters.
+const POSITIONS: &str = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]";
+
+/// CEL sees no bound for the length of a text that may also be a number, so `matches` would cost too much. `charAt` at few
+/// positions has a fixed cost.
+fn port_name(condition: &str, message: &str) -> Rule {
+    rule(format!("type(self) == int || {condition}"), message)
+}
+
+/// The earlier system wrote every port as a text.
+pub(super) fn port_is_no_quoted_number() -> Rule {
+    let has_letter = format!("{POSITIONS}.exists(i, i < self.size() && self.charAt(i) >= 'A')");
+    let message = "write a number without quotes, such as 8080, or the name of a container port, which has a letter";
+    port_name(&has_letter, message)
+}
+
+pub(super) fn container_port_name() -> Rule {
+    let letters: Vec<String> = ('a'..='z').chain('0'..='9').chain(['-']).map(|c| format!("'{c}'")).collect();
+    let allowed = format!("{POSITIONS}.all(i, i >= self.size() || self.charAt(i) in [{}])", letters.join(", "));
+    let pair = "self.charAt(i) == '-' && self.charAt(i + 1) == '-'";
+    let no_pair = format!("!{POSITIONS}.exists(i, i + 1 < self.size() && {pair})");
+    let ends = "!self.startsWith('-') && !self.endsWith('-')";
+    let message =
+        "write the name of a container port: a-z, 0-9 and single '-', beginning and ending with a letter or digit";
+    port_name(&format!("{ends} && {allowed} && {no_pair}"), message)
+}
+
 pub(super) fn address() -> Rule {
     let message = "write an IP address in its shortest form, such as 169.254.20.10 or fd00:bee::10";
     rule("isIP(self) && ip.isCanonical(self)", message)

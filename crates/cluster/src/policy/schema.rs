@@ -30,14 +30,14 @@ pub(super) fn dialled_ports(generator: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The name is checked by a pattern, because CEL sees no bound for the length of this text.
+/// A pattern would refuse the text "8080" with a regular expression as the message.
 pub(super) fn number_or_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
         "minimum": 1,
         "maximum": 65535,
         "maxLength": 15,
-        "pattern": "^([a-z0-9]+-)*[a-z0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$",
+        "x-kubernetes-validations": [rule::port_is_no_quoted_number(), rule::container_port_name()],
     })
 }
 

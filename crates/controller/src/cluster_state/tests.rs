@@ -1,17 +1,19 @@
 //! Tests of the controller's state, and the objects that tests of other modules use.
 
 use super::*;
-use crate::validation::FindingReason;
+use crate::policy_finding::FindingReason;
 use crate::validation::tests::policy;
 use beeline_cluster::Access;
 use beeline_model::Address;
 use beeline_model::name::Protocol;
-use beeline_model::object::{Pod, PodName, ServicePort, SliceName};
-use beeline_model::policy::{Matcher, PolicyKind, PolicySlice};
+use beeline_model::object::{AddressType, ContainerPort, Node, Pod, PodName, ServicePort, SliceName};
+use beeline_model::planner::Planner;
+use beeline_model::policy::{DialledPort, Matcher, PolicyKind, PolicySlice};
+use beeline_model::rules::Rules;
 use beeline_model::selector::Labels;
 use std::time::Instant;
 
-fn settings() -> ControllerSettings {
+pub fn settings() -> ControllerSettings {
     ControllerSettings {
         access: Access::Kubeconfig { path: "none".into(), context: None },
         namespace: "kube-system".into(),
@@ -65,9 +67,16 @@ fn upsert(policy: Policy) -> Change {
     Change::Upsert(Object::Policy(policy))
 }
 
-fn apply(state: &mut ClusterState, changes: Vec<Change>) {
+pub fn apply(state: &mut ClusterState, changes: Vec<Change>) {
     state.push(changes, true, true);
     while state.advance() {}
+}
+
+/// A synced state with the Service default/web, to be shared.
+pub fn state_with(settings: &ControllerSettings) -> SharedState {
+    let shared = SharedState::new(settings);
+    shared.with(|state| apply(state, vec![Change::Upsert(Object::Service(web()))]));
+    shared
 }
 
 /// The state of a leader, with the Service default/web.
@@ -76,6 +85,14 @@ pub fn state(changes: Vec<Change>) -> ClusterState {
     state.start_leading();
     apply(&mut state, [vec![Change::Upsert(Object::Service(web()))], changes].concat());
     state
+}
+
+/// Renames a port of the Service default/web.
+pub fn rename_port(state: &mut ClusterState, number: u16, name: &str) {
+    let mut service = web();
+    let port = service.ports.iter_mut().find(|port| port.port == number).unwrap();
+    port.name = name.into();
+    apply(state, vec![Change::Upsert(Object::Service(service))]);
 }
 
 fn next(state: &mut ClusterState, priority: Priority, now: Instant) -> Option<(SliceName, Option<PolicySlice>)> {
@@ -173,4 +190,76 @@ fn a_replica_that_does_not_lead_keeps_no_queue() {
     apply(&mut state, vec![upsert(policy(PolicyKind::Balancing, "last", 1, None))]);
     state.start_leading();
     assert!(next(&mut state, Priority::High, Instant::now()).is_some() && state.dirty_statuses.len() == 1);
+}
+
+/// A dual-stack pod of app=web on a node.
+fn dual_stack_pod(name: &str, node: &str, number: u8) -> Change {
+    let Change::Upsert(Object::Pod(pod)) = pod(name, &format!("10.0.0.{number}")) else { panic!() };
+    let addresses = [pod.addresses[0], address(&format!("fd00:1::{number}"))].into();
+    let ports = [ContainerPort { name: "web".into(), protocol: Protocol::Tcp, port: 8080, host_port: 9000 }].into();
+    Change::Upsert(Object::Pod(Pod { node: Some(node.into()), addresses, ports, ..pod }))
+}
+
+fn node(name: &str, entry: &[&str]) -> Change {
+    let entry = entry.iter().map(|ip| address(ip)).collect();
+    let addresses = vec![(AddressType::Internal, address("172.31.0.1"))];
+    Change::Upsert(Object::Node(Node { addresses, entry, ..Node::named("local", name) }))
+}
+
+/// The number of backends in the status of the policy, and on an agent with the same objects.
+fn backend_counts(changes: &[Change], policy: &Policy) -> (usize, usize) {
+    let changes = [changes, &[upsert(policy.clone())]].concat();
+    let state = state(changes.clone());
+    let mut planner = Planner::new(Rules::for_node("n1"));
+    let slices = state.publisher.slices().map(Object::PolicySlice).map(Change::Upsert);
+    let service = Change::Upsert(Object::Service(web()));
+    for change in changes.into_iter().chain([service]).chain(slices.collect::<Vec<_>>()) {
+        planner.apply(change);
+    }
+    planner.take_delta();
+    let agent = planner.policy_state(&ServiceName::of_policy(&policy.name)).unwrap().backends;
+    (usize::try_from(state.wanted_status(policy).backends.unwrap()).unwrap(), agent)
+}
+
+#[test]
+fn the_status_counts_backends_as_agents_do() {
+    let pods = [dual_stack_pod("a", "n1", 1), dual_stack_pod("b", "n1", 2), dual_stack_pod("c", "n2", 3)];
+    let with_nodes = |entries: [&[&str]; 2]| [&pods[..], &[node("n1", entries[0]), node("n2", entries[1])]].concat();
+    let mode = |mode: RedirectMode| {
+        let mut policy = policy(PolicyKind::Balancing, "x", 1, Some(&[80]));
+        let Target::Pods { mode: current, .. } = &mut policy.target else { panic!() };
+        *current = mode;
+        policy
+    };
+    let changes = with_nodes([&["10.9.0.1"], &[]]);
+    assert_eq!(backend_counts(&changes, &mode(RedirectMode::PodEndpoint)), (3, 3), "one per pod, not per family");
+    assert_eq!(backend_counts(&changes, &mode(RedirectMode::HostPort)), (3, 3), "also of pods of one node");
+    assert_eq!(backend_counts(&changes, &mode(RedirectMode::NodeProxy)), (2, 2), "n2 has no entry address");
+    assert_eq!(backend_counts(&with_nodes([&["fd00:9::1"], &[]]), &mode(RedirectMode::NodeProxy)), (0, 0), "IPv6 only");
+    let plain = mode(RedirectMode::PodEndpoint);
+    let addresses = ["192.0.2.1", "192.0.2.2", "2001:db8::1"].map(address).into();
+    let fixed = Target::Addresses { addresses, ports: plain.target.ports().into() };
+    assert_eq!(
+        backend_counts(&changes, &Policy { target: fixed, ..plain.clone() }),
+        (2, 2),
+        "the Service has IPv4 only"
+    );
+    let matcher = Matcher::Address {
+        address: address("fd00:bee::1"),
+        ports: [DialledPort { name: "80".into(), port: 80, protocol: Protocol::Tcp }].into(),
+    };
+    assert_eq!(backend_counts(&changes, &Policy { matcher, ..plain.clone() }), (3, 3));
+    assert_eq!(backend_counts(&changes, &policy(PolicyKind::Balancing, "x", 1, Some(&[9999]))), (0, 0), "not accepted");
+}
+
+#[test]
+fn a_changed_entry_address_dirties_the_policies_that_lead_to_nodes() {
+    let mut proxy = policy(PolicyKind::Balancing, "proxy", 1, Some(&[80]));
+    let Target::Pods { mode, .. } = &mut proxy.target else { panic!() };
+    *mode = RedirectMode::NodeProxy;
+    let plain = policy(PolicyKind::Balancing, "plain", 1, Some(&[81]));
+    let mut state = state(vec![upsert(proxy.clone()), upsert(plain), node("n1", &[])]);
+    state.dirty_statuses.clear();
+    apply(&mut state, vec![node("n1", &["10.9.0.1"])]);
+    assert_eq!(std::mem::take(&mut state.dirty_statuses), BTreeSet::from([proxy.name]));
 }

@@ -4,9 +4,9 @@
 //! Each frontend of a policy has its own set. An empty set stays in place: its dials go to the next set in the chain
 //! (`Claims::chain`), and use the policy again as soon as it has a backend, without a change of any frontend row.
 
-use super::port_pair::{PortPair, pair_ports, refusal};
+use super::port_pair::{PortPair, PortPairs, pair_ports, refusal};
 use super::remote::may_program;
-use super::target::{backends, members};
+use super::target::{backends, count_backends, members};
 use super::{ServicePlan, SetPlan, SetPolicy};
 use crate::address::{Address, Family};
 use crate::claim::Claim;
@@ -36,6 +36,8 @@ pub struct PolicyContext<'a> {
     pub slices: &'a [PolicySlice],
     /// The current owner of the policy's virtual address, if any.
     pub taken: Option<String>,
+    /// An address of the policy's addressEndpoint that is itself a frontend, and of what.
+    pub frontend_as_backend: Option<(Address, String)>,
 }
 
 impl PolicyContext<'_> {
@@ -85,15 +87,44 @@ pub fn plan_policy(policy: &Policy, context: &PolicyContext<'_>) -> ServicePlan 
     plan
 }
 
+/// Why a policy serves no dial on this host although it should: it is refused, or each of its backends is left out. A
+/// policy that selects nothing does not fail.
+pub fn failure(plan: &ServicePlan) -> Option<&Refusal> {
+    let has_backend = plan.sets.iter().any(|set| !set.backends.is_empty());
+    let is_note = |refusal: &Refusal| {
+        matches!(refusal.reason, RefusalReason::PortWithoutBackend | RefusalReason::TooManyEndpoints)
+    };
+    plan.refusals.iter().find(|refusal| !has_backend && !is_note(refusal))
+}
+
+/// The number of backends that the policy has on this host.
+pub fn backend_count(policy: &Policy, context: &PolicyContext<'_>) -> usize {
+    match accept(policy, context) {
+        Ok(frontends) if applicability(policy, context) == PolicyApplicability::ThisNode => {
+            let has_family = |family: &Family| frontends.addresses.iter().any(|address| address.family() == *family);
+            let families: Vec<Family> = Family::BOTH.into_iter().filter(has_family).collect();
+            count_backends(policy, context, &frontends.pairs, &families)
+        }
+        _ => 0,
+    }
+}
+
 /// Why the policy as a whole is not accepted.
 pub fn rejection(policy: &Policy, context: &PolicyContext<'_>) -> Option<Refusal> {
     accept(policy, context).err()
 }
 
-fn accept(policy: &Policy, context: &PolicyContext<'_>) -> Result<Frontends, Refusal> {
+/// Checks a policy against its Service and pairs its ports. Agents and the controller use this one function, so that the
+/// status of a policy says what agents do.
+pub fn check_policy(policy: &Policy, service: Option<&Service>) -> Result<PortPairs, Refusal> {
     check_target(policy)?;
     check_limit(policy)?;
-    let paired = pair_ports(policy, context.service)?;
+    pair_ports(policy, service)
+}
+
+fn accept(policy: &Policy, context: &PolicyContext<'_>) -> Result<Frontends, Refusal> {
+    let paired = check_policy(policy, context.service)?;
+    check_backend_addresses(policy, context)?;
     let (addresses, kind) = match &policy.matcher {
         Matcher::Service { .. } => (cluster_ips(context), FrontendKind::ClusterIp),
         Matcher::Address { address, .. } => {
@@ -126,6 +157,20 @@ fn check_target(policy: &Policy) -> Result<(), Refusal> {
     problem.map_or(Ok(()), |why| Err(refusal(policy, RefusalReason::BadBackend, why)))
 }
 
+/// A ClusterIP and a virtual address exist on no interface, and a dial is resolved once: a connection to such a backend
+/// would never be answered.
+fn check_backend_addresses(policy: &Policy, context: &PolicyContext<'_>) -> Result<(), Refusal> {
+    match &context.frontend_as_backend {
+        None => Ok(()),
+        Some((address, owner)) => Err(refusal(policy, RefusalReason::BadBackend, frontend_as_backend(*address, owner))),
+    }
+}
+
+/// The message for an addressEndpoint at a frontend. `owner` is `the ClusterIP of Service default/web`.
+pub fn frontend_as_backend(address: Address, owner: &str) -> String {
+    format!("addressEndpoint {address} is {owner}, which no host has: use serviceEndpoint, or the addresses behind it")
+}
+
 fn check_limit(policy: &Policy) -> Result<(), Refusal> {
     match policy.limit {
         Some(Limit { connects_per_second: 0, .. } | Limit { burst: 0, .. }) => {
@@ -147,10 +192,10 @@ fn check_virtual(policy: &Policy, address: Address, context: &PolicyContext<'_>)
         );
         return Err(refusal(policy, RefusalReason::OwnAddress, message));
     }
-    match (virtual_address::check(&context.rules.virtual_address_cidrs, address), &context.taken) {
-        (Err(why), _) => not_allowed(&why),
-        (Ok(()), Some(owner)) => not_allowed(&format!("it is already {owner}")),
-        (Ok(()), None) => Ok(()),
+    match (&context.taken, virtual_address::check(&context.rules.virtual_address_cidrs, address)) {
+        (Some(owner), _) => not_allowed(&format!("it is already {owner}")),
+        (None, Err(why)) => not_allowed(&why),
+        (None, Ok(())) => Ok(()),
     }
 }
 

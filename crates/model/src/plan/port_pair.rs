@@ -7,6 +7,9 @@ use crate::policy::{BackendPort, DialledPort, Matcher, Policy, PortChoice, Targe
 use crate::refusal::{Refusal, RefusalReason};
 use std::collections::BTreeSet;
 
+/// Number of ports that a message names.
+const MAX_NAMED: usize = 10;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortPair {
     pub dialled: DialledPort,
@@ -35,7 +38,7 @@ impl Target {
 }
 
 /// `service` is the Service that the serviceMatcher names.
-pub fn pair_ports(policy: &Policy, service: Option<&Service>) -> Result<PortPairs, Refusal> {
+pub(super) fn pair_ports(policy: &Policy, service: Option<&Service>) -> Result<PortPairs, Refusal> {
     let backend = policy.target.ports();
     check_backend_ports(policy, backend)?;
     match &policy.matcher {
@@ -69,8 +72,15 @@ fn check_service_port(policy: &Policy, service: &Service, port: &DialledPort) ->
 }
 
 fn list_ports(service: &Service) -> String {
-    let port = |p: &ServicePort| format!("{}/{}", p.port, p.protocol);
-    format!("it has {}", service.ports.iter().map(port).collect::<Vec<_>>().join(", "))
+    list(service, |port| format!("{}/{}", port.port, port.protocol))
+}
+
+fn list(service: &Service, describe: impl Fn(&ServicePort) -> String) -> String {
+    let named: Vec<String> = service.ports.iter().take(MAX_NAMED).map(describe).collect();
+    match service.ports.len() - named.len() {
+        0 => format!("it has {}", named.join(", ")),
+        more => format!("it has {} and {more} more", named.join(", ")),
+    }
 }
 
 fn check_backend_ports(policy: &Policy, ports: &[BackendPort]) -> Result<(), Refusal> {
@@ -200,13 +210,12 @@ fn port_without_backend(policy: &Policy, service: &Service, port: &ServicePort) 
 }
 
 fn port_not_found(policy: &Policy, service: &Service, port: &BackendPort) -> Refusal {
-    let names: Vec<String> = service.ports.iter().map(|p| format!("{:?}/{}", p.name, p.protocol)).collect();
     let message = format!(
-        "Service {} has no port called {:?} for {}: it has {}",
+        "Service {} has no port called {:?} for {}: {}",
         service.name,
         port.name,
         port.protocol,
-        names.join(", ")
+        list(service, |port| format!("{:?}/{}", port.name, port.protocol))
     );
     refusal(policy, RefusalReason::PortNotFound, message)
 }

@@ -40,6 +40,43 @@ pub(super) fn backends(
     }
 }
 
+/// The number of backends in the family that has most: ready pods or fixed addresses that some port of the policy leads to.
+/// The controller counts in the same way (`Publisher::backends`).
+pub(super) fn count_backends(
+    policy: &Policy,
+    context: &PolicyContext<'_>,
+    pairs: &[PortPair],
+    families: &[Family],
+) -> usize {
+    families.iter().map(|family| count_in_family(policy, context, pairs, *family)).max().unwrap_or(0)
+}
+
+fn count_in_family(policy: &Policy, context: &PolicyContext<'_>, pairs: &[PortPair], family: Family) -> usize {
+    match (&policy.target, shape_of(context.slices, policy)) {
+        (Target::LocalPods { selector, .. }, _) => {
+            let pods = selected(policy, selector, context).filter(|pod| may_join(pod, context));
+            let pods = pods.filter(|pod| pod.addresses.iter().any(|address| address.family() == family));
+            pods.filter(|pod| pairs.iter().any(|pair| port_of(pod, pair).is_ok())).count()
+        }
+        (Target::Addresses { addresses, .. }, _) => {
+            let of_family = addresses.iter().filter(|address| address.family() == family);
+            of_family.filter(|address| !context.path.is_own_address(**address)).count()
+        }
+        (Target::Pods { .. }, Some(shape)) => {
+            let published = |pair| Published { policy, context, pair, family, shape };
+            let leads_to = |slice: &PolicySlice, endpoint: &Endpoint| {
+                pairs.iter().map(published).any(|published| {
+                    let mut ports = published.ports(slice).into_iter();
+                    published.is_current(slice) && ports.any(|port| published.backend(endpoint, port).is_ok())
+                })
+            };
+            let endpoints = context.slices.iter().flat_map(|slice| slice.endpoints.iter().map(move |e| (slice, e)));
+            endpoints.filter(|(slice, endpoint)| endpoint.ready && leads_to(slice, endpoint)).count()
+        }
+        (Target::Pods { .. }, None) => 0,
+    }
+}
+
 fn fixed_addresses(
     policy: &Policy,
     addresses: &[Address],

@@ -1,8 +1,8 @@
 //! The policies of the planner, with the indexes that tell which policies must be planned again after a change.
 //!
 //! The indexes: Service to the policies on it, namespace to the LocalRedirectPolicies that may select its pods, address
-//! to the policies that claim it, node to the policies that dial pods through it, and the policies with a
-//! nodeLabelSelector.
+//! to the policies that claim it or have it as a fixed backend, node to the policies that dial pods through it, and the
+//! policies with a nodeLabelSelector.
 
 use crate::address::Address;
 use crate::change::{Change, ObjectKey};
@@ -57,6 +57,8 @@ pub(super) struct PolicyIndex {
     /// By cluster and namespace.
     redirects: Index<(Name, Name)>,
     at_address: Index<Address>,
+    /// By address of an addressEndpoint.
+    by_backend: Index<Address>,
     by_node: Index<Name>,
     nodes_of: HashMap<ServiceName, BTreeSet<Name>>,
     with_node_selector: BTreeSet<ServiceName>,
@@ -82,18 +84,31 @@ impl PolicyIndex {
         if self.policies.get(&owner) == Some(&policy) {
             return None;
         }
+        let mut affected = self.users_of_virtual_address(&owner);
         self.unindex(&owner);
         self.index(&owner, &policy);
         self.policies.insert(owner.clone(), policy);
         self.follow_nodes_of(&owner);
-        Some(vec![owner])
+        affected.extend(self.users_of_virtual_address(&owner));
+        affected.push(owner);
+        Some(affected)
     }
 
     pub fn remove(&mut self, name: &PolicyName) -> Affected {
         let owner = ServiceName::of_policy(name);
+        let mut affected = self.users_of_virtual_address(&owner);
         self.unindex(&owner).then_some(())?;
         self.follow_nodes_of(&owner);
-        Some(vec![owner])
+        affected.push(owner);
+        Some(affected)
+    }
+
+    /// The policies that have the virtual address of this policy as a backend, which makes them invalid.
+    fn users_of_virtual_address(&self, owner: &ServiceName) -> Vec<ServiceName> {
+        match self.policies.get(owner).map(|policy| &policy.matcher) {
+            Some(Matcher::Address { address, .. }) => self.by_backend.of(address).cloned().collect(),
+            Some(Matcher::Service { .. }) | None => Vec::new(),
+        }
     }
 
     fn index(&mut self, owner: &ServiceName, policy: &Policy) {
@@ -103,8 +118,14 @@ impl PolicyIndex {
         if let Matcher::Address { address, .. } = policy.matcher {
             self.at_address.add(address, owner);
         }
-        if let Target::LocalPods { .. } = policy.target {
-            self.redirects.add((policy.name.cluster.clone(), policy.name.namespace.clone()), owner);
+        match &policy.target {
+            Target::LocalPods { .. } => {
+                self.redirects.add((policy.name.cluster.clone(), policy.name.namespace.clone()), owner);
+            }
+            Target::Addresses { addresses, .. } => {
+                addresses.iter().for_each(|address| self.by_backend.add(*address, owner));
+            }
+            Target::Pods { .. } => {}
         }
         if policy.nodes.is_some() {
             self.with_node_selector.insert(owner.clone());
@@ -119,6 +140,9 @@ impl PolicyIndex {
         }
         if let Matcher::Address { address, .. } = policy.matcher {
             self.at_address.remove(&address, owner);
+        }
+        if let Target::Addresses { addresses, .. } = &policy.target {
+            addresses.iter().for_each(|address| self.by_backend.remove(address, owner));
         }
         self.redirects.remove(&(policy.name.cluster, policy.name.namespace), owner);
         self.with_node_selector.remove(owner);
@@ -268,6 +292,11 @@ impl PolicyIndex {
 
     pub fn at_address(&self, address: &Address) -> impl Iterator<Item = &ServiceName> {
         self.at_address.of(address)
+    }
+
+    /// The policies that have this address as a fixed backend.
+    pub fn by_backend(&self, address: &Address) -> impl Iterator<Item = &ServiceName> {
+        self.by_backend.of(address)
     }
 
     pub fn by_node(&self, node: &Name) -> impl Iterator<Item = &ServiceName> {

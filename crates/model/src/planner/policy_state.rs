@@ -6,7 +6,7 @@ use crate::address::Address;
 use crate::claim::Claim;
 use crate::name::ServiceName;
 use crate::object::Pod;
-use crate::plan::policy::{PolicyApplicability, applicability, rejection};
+use crate::plan::policy::{PolicyApplicability, applicability, backend_count, rejection};
 use crate::plan::target::shape_of;
 use crate::plan::{ServicePlan, SetPlan};
 use crate::policy::{Matcher, Policy, PolicyName};
@@ -33,7 +33,7 @@ pub struct PolicyState {
     /// yet.
     pub awaits_controller: bool,
     pub frontends: Vec<FrontendState>,
-    /// The number of different backend addresses.
+    /// The number of backends: ready pods, or fixed addresses. 0 if the policy serves none of its frontends.
     pub backends: usize,
     /// What the policy leaves out, and why.
     pub left_out: Vec<Refusal>,
@@ -65,6 +65,13 @@ pub enum FrontendHolder {
     HigherPolicy(ServiceName),
     /// Another Service: the Service of this policy lost the address to it.
     OtherService(ServiceName),
+}
+
+impl FrontendHolder {
+    /// Whether the policy serves dials to the frontend, possibly after another policy.
+    fn is_served(&self) -> bool {
+        matches!(self, FrontendHolder::ThisPolicy | FrontendHolder::HigherPolicy(_))
+    }
 }
 
 fn target_of(policy: &Policy) -> String {
@@ -122,7 +129,8 @@ impl Planner {
         let (refused, applicability) = (rejection(policy, &policy_context), applicability(policy, &policy_context));
         let plan = self.plan(owner, &context)?;
         let left_out = if refused.is_some() { Vec::new() } else { plan.refusals.clone() };
-        let addresses: BTreeSet<_> = plan.sets.iter().flat_map(|set| set.backends.iter().map(|b| b.address)).collect();
+        let frontends = self.frontends(&plan);
+        let serves = frontends.iter().any(|frontend| frontend.holder.is_served());
         Some(PolicyState {
             name: policy.name.clone(),
             uid: policy.uid.clone(),
@@ -130,8 +138,8 @@ impl Planner {
             target: target_of(policy),
             ports: ports_of(policy),
             awaits_controller: refused.is_none() && self.awaits_controller(owner, policy),
-            frontends: self.frontends(&plan),
-            backends: addresses.len(),
+            frontends,
+            backends: if serves { backend_count(policy, &policy_context) } else { 0 },
             refused,
             applicability,
             left_out,

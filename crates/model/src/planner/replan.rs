@@ -10,12 +10,13 @@ use crate::cluster::view::{OtherCluster, ViewInputs, expand_views};
 use crate::hash::HashSet;
 use crate::name::{Name, ServiceName};
 use crate::object::Slice;
-use crate::plan::policy::{PolicyContext, plan_policy};
+use crate::plan::policy::{PolicyContext, failure, plan_policy};
 use crate::plan::{PlanContext, ServicePlan, plan_service};
-use crate::policy::{Matcher, Policy};
+use crate::policy::{Matcher, Policy, Target};
 use crate::row::FrontendKey;
 use crate::rules::HostRole;
 use crate::select::NodeLocation;
+use crate::virtual_address;
 
 impl Planner {
     pub(super) fn replan(&mut self, names: HashSet<ServiceName>) -> Delta {
@@ -194,19 +195,41 @@ impl Planner {
                 Matcher::Address { address, .. } => self.address_owner(&address, context),
                 Matcher::Service { .. } => None,
             },
+            frontend_as_backend: match &policy.target {
+                Target::Addresses { addresses, .. } => {
+                    addresses.iter().find_map(|address| Some((*address, self.frontend_at(address, context)?)))
+                }
+                Target::Pods { .. } | Target::LocalPods { .. } => None,
+            },
         }
+    }
+
+    /// The ClusterIP or virtual address that an address is, in the same cluster or an earlier one.
+    fn frontend_at(&self, address: &Address, context: &PlanContext<'_>) -> Option<String> {
+        if let Some(claim) = self.earlier_cluster_ip(address, context) {
+            return Some(format!("the ClusterIP of Service {}", claim.service));
+        }
+        let cluster = &*context.cluster.rules.name;
+        let mut policies = self.policies.at_address(address).filter(|owner| owner.cluster() == cluster);
+        let is_allowed = virtual_address::check(&self.rules.virtual_address_cidrs, *address).is_ok();
+        policies.next().filter(|_| is_allowed).map(|owner| format!("the virtual address of {}", owner.subject()))
+    }
+
+    /// The claim of a Service to its ClusterIP. The claim of a later cluster does not count.
+    fn earlier_cluster_ip(&self, address: &Address, context: &PlanContext<'_>) -> Option<&Claim> {
+        let is_earlier =
+            |claim: &&Claim| context.cluster.view_ranks.iter().any(|r| r.view == 0 && r.rank >= claim.rank);
+        self.claims.cluster_ip_of(&FrontendKey::all_ports(*address)).filter(is_earlier)
     }
 
     /// The current owner of an address that a policy wants as its virtual address.
     fn address_owner(&self, address: &Address, context: &PlanContext<'_>) -> Option<String> {
-        let cluster_ip = self.claims.cluster_ip_of(&FrontendKey::all_ports(*address));
-        // The claim of a later cluster does not count.
-        let is_earlier =
-            |claim: &&Claim| context.cluster.view_ranks.iter().any(|r| r.view == 0 && r.rank >= claim.rank);
-        match (cluster_ip.filter(is_earlier), context.hosts.get(address)) {
-            (Some(claim), _) => Some(format!("the ClusterIP of Service {}", claim.service)),
-            (None, Some(node)) => Some(format!("an address of node {node}, or of a pod on it")),
-            (None, None) if self.rules.own_addresses.contains(address) => Some("an address of this host".into()),
+        match (self.earlier_cluster_ip(address, context), context.hosts.get(address)) {
+            (Some(claim), _) => Some(format!("the ClusterIP of Service {}: use serviceMatcher", claim.service)),
+            (None, Some(node)) => Some(format!("an address of node {node}, or of a pod on it: choose another")),
+            (None, None) if self.rules.own_addresses.contains(address) => {
+                Some("an address of this host: choose another".into())
+            }
             (None, None) => None,
         }
     }
@@ -234,6 +257,7 @@ impl Planner {
             keys.insert(*key);
         }
         self.refusals.remove(name);
+        self.policy_failures.remove(name);
         self.withheld.remove(name);
         self.by_nodes.remove(name);
         if name.policy_kind().is_some() {
@@ -246,6 +270,9 @@ impl Planner {
         }
         if !plan.refusals.is_empty() {
             self.refusals.insert(name.clone(), plan.refusals.clone());
+            if let Some(failure) = failure(plan).filter(|_| name.policy_kind().is_some()) {
+                self.policy_failures.insert(name.clone(), failure.clone());
+            }
         }
         if let Some(conflict) = &plan.withheld {
             self.withheld.insert(name.clone(), RangeConflict::clone(conflict));

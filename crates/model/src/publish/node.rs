@@ -109,6 +109,11 @@ impl NodePublisher {
         Some(NodeSlice { name: name(number), kind: packed.group.0, family: packed.group.1, endpoints })
     }
 
+    /// Whether an address of this kind and family is published for the node.
+    pub fn has_address(&self, node: &Name, kind: NodeAddress, family: Family) -> bool {
+        self.slices.contains(&(node.clone(), kind, family))
+    }
+
     /// `None` if there should be no slice of that name.
     pub fn slice_named(&self, name: &str) -> Option<NodeSlice> {
         self.slice(name.strip_prefix(PREFIX)?.parse().ok()?)

@@ -76,6 +76,10 @@ impl<G: Clone + Eq, M: Clone + Ord, V: PartialEq> SlicePacker<G, M, V> {
         self.slices.keys().copied()
     }
 
+    pub fn contains(&self, member: &M) -> bool {
+        self.slice_of.contains_key(member)
+    }
+
     /// `None` if there is no such slice.
     pub fn get(&self, at: u32) -> Option<&PackedSlice<G, M, V>> {
         self.slices.get(&at)

@@ -36,10 +36,7 @@ impl Converter {
                 IntOrString::Int(port) => PortChoice::Number(number(&format!("{at}[{i}]"), *port)?),
                 IntOrString::String(text) if is_port_name(text) => PortChoice::Name(self.names.intern(text)),
                 IntOrString::String(text) => {
-                    return invalid(
-                        RefusalReason::BadPort,
-                        format!("{at}[{i}].port: {text:?} is neither a number nor a container port's name"),
-                    );
+                    return invalid(RefusalReason::BadPort, format!("{at}[{i}].port: {}", wrong_text(text)));
                 }
             };
             Ok(BackendPort { name, port: choice, protocol: protocol(port.protocol) })
@@ -137,6 +134,14 @@ fn protocol(transport: Transport) -> Protocol {
     }
 }
 
+/// The earlier system wrote every port as a text.
+fn wrong_text(text: &str) -> String {
+    match text.parse::<u16>() {
+        Ok(number) => format!("{text:?} is a number in quotes: write {number}"),
+        Err(_) => format!("{text:?} is neither a number nor a container port's name"),
+    }
+}
+
 /// The API's rule for names of container ports: at most 15 of a-z, 0-9 and single '-', with at least one letter.
 fn is_port_name(text: &str) -> bool {
     text.len() <= 15 && is_label(text) && !text.contains("--") && text.bytes().any(|byte| byte.is_ascii_lowercase())
@@ -145,6 +150,13 @@ fn is_port_name(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_in_quotes_has_a_message_of_its_own() {
+        assert_eq!(wrong_text("9090"), "\"9090\" is a number in quotes: write 9090");
+        assert_eq!(wrong_text("99999"), "\"99999\" is neither a number nor a container port's name");
+        assert_eq!(wrong_text("Http"), "\"Http\" is neither a number nor a container port's name");
+    }
 
     #[test]
     fn names_of_container_ports_are_checked() {
