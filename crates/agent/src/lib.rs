@@ -7,6 +7,7 @@ mod attribution;
 mod cgroup_rules;
 mod change_metric;
 pub mod cluster_id;
+mod descriptor;
 mod dns;
 mod event_level;
 mod event_task;

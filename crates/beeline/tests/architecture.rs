@@ -10,19 +10,28 @@ fn root() -> PathBuf {
 }
 
 /// For each crate, the crates of this workspace that it may depend on (except for tests).
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 10] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 11] = [
     ("beeline-model", &[]),
     ("beeline-api", &["beeline-model"]),
     ("beeline-kit", &[]),
     ("beeline-join", &[]),
+    ("beeline-listener", &[]),
     ("beeline-cluster", &["beeline-model"]),
     ("beeline-datapath", &["beeline-model"]),
-    ("beeline-dns", &["beeline-model"]),
+    ("beeline-dns", &["beeline-model", "beeline-listener"]),
     (
         "beeline-agent",
-        &["beeline-model", "beeline-api", "beeline-cluster", "beeline-datapath", "beeline-join", "beeline-dns"],
+        &[
+            "beeline-model",
+            "beeline-api",
+            "beeline-cluster",
+            "beeline-datapath",
+            "beeline-join",
+            "beeline-dns",
+            "beeline-listener",
+        ],
     ),
-    ("beeline-controller", &["beeline-model", "beeline-cluster"]),
+    ("beeline-controller", &["beeline-model", "beeline-cluster", "beeline-listener"]),
     (
         "beeline",
         &[
@@ -70,7 +79,7 @@ fn crates_depend_only_on_allowed_crates() {
 
 #[test]
 fn only_datapath_may_contain_unsafe_code() {
-    for name in ["model", "api", "cluster", "dns", "agent", "controller", "join"] {
+    for name in ["model", "api", "cluster", "dns", "agent", "controller", "join", "listener"] {
         let text = std::fs::read_to_string(root().join(format!("crates/{name}/src/lib.rs"))).unwrap();
         assert!(text.contains("#![forbid(unsafe_code)]"), "crates/{name} does not forbid unsafe code");
     }
