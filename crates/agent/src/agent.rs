@@ -7,6 +7,7 @@ mod status;
 use crate::cgroup_rules::CgroupRules;
 use crate::cluster_id::ClusterIdStore;
 use crate::dns::{self, DnsUpdater};
+use crate::event_level::EventLevelState;
 use crate::health_check::HealthCheckPorts;
 use crate::plan_refusals::log_refusal;
 use crate::pod_cgroup::PodCgroups;
@@ -74,6 +75,7 @@ pub struct Agent {
     reporter: RolloutReporter,
     dns: Option<DnsUpdater>,
     pub shared: SharedStores,
+    pub event_level: EventLevelState,
     /// Set while the Node object of this host is missing.
     node_refusal: Option<Refusal>,
     pub self_test: String,
@@ -85,7 +87,8 @@ impl Agent {
         let reconciler = Reconciler::open(&settings, refusals)?;
         let program = &reconciler.program;
         let control = program.control()?;
-        control.set_event_level(settings.kernel.event_level);
+        let event_level = EventLevelState::new(settings.kernel.event_level);
+        control.set_event_level(event_level.kernel_level());
         control.set_orphan_timeout(match settings.kernel.orphan {
             OrphanMode::Keep => None,
             OrphanMode::Passthrough(after) => Some(after),
@@ -108,11 +111,17 @@ impl Agent {
             reporter: RolloutReporter::default(),
             dns: None,
             shared,
+            event_level,
             node_refusal: None,
             self_test: SELF_TEST_NOT_RUN.into(),
             reconciler,
             settings,
         })
+    }
+
+    pub fn set_event_level(&mut self, state: EventLevelState) {
+        self.event_level = state;
+        self.control.set_event_level(state.kernel_level());
     }
 
     pub fn set_report_sender(&mut self, sender: Option<watch::Sender<Option<RolloutReport>>>) {

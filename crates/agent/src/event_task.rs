@@ -45,7 +45,8 @@ impl IdentityScanner {
     }
 }
 
-/// Blocks until `stopping` is set. Without a subscriber events are only removed from the kernel's buffer.
+/// Blocks until `stopping` is set. Without a subscriber the kernel reports no events; those that were reported just before the
+/// last one left are only removed from the kernel's buffer.
 pub fn run(
     reader: &EventReader,
     root: PathBuf,

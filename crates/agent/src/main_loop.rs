@@ -2,6 +2,7 @@
 
 use crate::agent::{Agent, SELF_TEST_NOT_RUN};
 use crate::attribution::Attribution;
+use crate::event_level::EventLevelState;
 use crate::health::Health;
 use crate::metric::{self, MetricsFormat};
 use crate::reach::ReachUpdate;
@@ -33,6 +34,8 @@ pub enum Message {
     /// Results of the reach task.
     Reach(ReachUpdate),
     Request(Request, oneshot::Sender<Response>),
+    /// The event level or the number of monitors changed.
+    EventLevel(EventLevelState, oneshot::Sender<()>),
     /// Events to add names to, with a scan of the cgroups if one was needed.
     Attribute {
         events: Vec<Event>,
@@ -101,6 +104,10 @@ fn handle(agent: &mut Agent, message: Message, health: &Health) -> anyhow::Resul
         Message::ConfigurationRefused(refusal) => agent.sources.refuse_configuration(refusal),
         Message::Reach(update) => agent.apply_reach(update)?,
         Message::Request(request, reply) => drop(reply.send(request::respond(agent, &request))),
+        Message::EventLevel(state, reply) => {
+            agent.set_event_level(state);
+            let _ = reply.send(());
+        }
         Message::Attribute { events, scan, reply } => {
             scan.into_iter().for_each(|pods| agent.pod_cgroups.set_scan(pods, Instant::now()));
             drop(reply.send(attribute(agent, events)));

@@ -115,10 +115,14 @@ impl SocketContext {
     }
 
     async fn respond(&self, request: Request) -> anyhow::Result<Response> {
-        if let Request::SetEventLevel { level } = &request
-            && let Ok(level) = level.parse()
-        {
-            self.with_levels(|levels| levels.set_base(level));
+        if let Request::SetEventLevel { level } = &request {
+            return match level.parse::<EventLevel>() {
+                Ok(level) => {
+                    self.change_levels(|levels| levels.set_base(level)).1.await?;
+                    Ok(Response::EventLevel(level.to_string()))
+                }
+                Err(error) => Ok(Response::Error(error)),
+            };
         }
         let (tx, rx) = oneshot::channel();
         self.owner.send(Message::Request(request, tx)).context("the agent is stopping")?;
@@ -138,7 +142,7 @@ impl SocketContext {
             Ok(level) => level,
             Err(error) => return write_line(&mut write, &MonitorLine::Error { error }).await,
         };
-        let _level = level.map(|level| self.raise_level(level));
+        let _stream = self.open_stream(level);
         tokio::select! {
             ended = self.stream_events(write, events, &filter) => ended,
             () = closed(reader) => Ok(()),
@@ -164,33 +168,33 @@ impl SocketContext {
         }
     }
 
-    fn raise_level(&self, level: EventLevel) -> StreamLevel {
-        let id = self.with_levels(|levels| levels.add_stream(level));
-        self.apply_level();
-        StreamLevel { context: self.clone(), id }
+    /// Counts the stream, so that the kernel reports events while it is open.
+    fn open_stream(&self, level: Option<EventLevel>) -> OpenStream {
+        let (id, _) = self.change_levels(|levels| levels.add_stream(level));
+        OpenStream { context: self.clone(), id }
     }
 
-    /// The state's thread writes the level into the kernel; its answer is of no interest here.
-    fn apply_level(&self) {
-        let level = self.with_levels(|levels| levels.effective()).to_string();
-        let _ = self.owner.send(Message::Request(Request::SetEventLevel { level }, oneshot::channel().0));
-    }
-
-    fn with_levels<T>(&self, work: impl FnOnce(&mut EventLevels) -> T) -> T {
-        work(&mut self.levels.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Changes the levels, and has the main loop write the result into the kernel, in the order of the changes. The receiver
+    /// completes when it is written.
+    fn change_levels<T>(&self, change: impl FnOnce(&mut EventLevels) -> T) -> (T, oneshot::Receiver<()>) {
+        let (done, written) = oneshot::channel();
+        let mut levels = self.levels.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut levels);
+        // Sent while the lock is held, or an older state could be written last.
+        let _ = self.owner.send(Message::EventLevel(levels.state(), done));
+        (result, written)
     }
 }
 
-/// Restores the event level when the stream ends.
-struct StreamLevel {
+/// Ends the stream's level, and the kernel's reports with the last stream.
+struct OpenStream {
     context: SocketContext,
     id: StreamId,
 }
 
-impl Drop for StreamLevel {
+impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.context.with_levels(|levels| levels.remove_stream(self.id));
-        self.context.apply_level();
+        self.context.change_levels(|levels| levels.remove_stream(self.id));
     }
 }
 

@@ -30,6 +30,9 @@ pub struct AgentStatus {
     pub refusals: Vec<RefusalStatus>,
     /// The event level: off, failures, sample:N or all.
     pub events: String,
+    /// The number of open monitor streams. Without one the kernel reports no events.
+    #[serde(default)]
+    pub monitors: usize,
     pub node_addresses: Vec<String>,
     pub zone: Option<String>,
     /// `None`: the agent runs no DNS server.

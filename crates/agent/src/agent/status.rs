@@ -141,7 +141,8 @@ impl Agent {
             counts: self.object_counts(),
             last_change: self.reconciler.last_change().cloned(),
             refusals,
-            events: self.control.event_level().to_string(),
+            events: self.event_level.level.to_string(),
+            monitors: self.event_level.monitors,
             node_addresses: own.map(|(address, _)| address.to_string()).collect(),
             nodes: planner.nodes().map(|node| (display_name(node), addresses(node))).collect(),
             dns: self

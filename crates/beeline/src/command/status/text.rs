@@ -36,7 +36,7 @@ pub fn agent(status: &AgentStatus) -> String {
     lines.extend(sources(status));
     lines.extend(waiting(status).map(|text| ("waiting", text)));
     lines.extend(kernel(status));
-    lines.push(("events", status.events.clone()));
+    lines.push(("events", events(status)));
     lines.extend(status.dns.as_ref().map(|status| ("dns", dns(status))));
     lines.extend(counts(status));
     render(&lines) + &refusals(&status.refusals)
@@ -149,6 +149,13 @@ fn kernel(status: &AgentStatus) -> [Line; 2] {
             ),
         ),
     ]
+}
+
+fn events(status: &AgentStatus) -> String {
+    match status.monitors {
+        0 => format!("{}, while a monitor is open (none is)", status.events),
+        monitors => format!("{}, to {}", status.events, plural(monitors, "monitor")),
+    }
 }
 
 fn counts(status: &AgentStatus) -> Vec<Line> {
