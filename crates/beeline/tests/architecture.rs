@@ -87,6 +87,24 @@ fn only_datapath_may_contain_unsafe_code() {
     assert!(main.contains("#![forbid(unsafe_code)]"));
 }
 
+/// Text of processes and cluster objects is escaped in one place before it reaches a terminal.
+#[test]
+fn commands_print_through_the_module_print_only() {
+    let mut folders = vec![root().join("crates/beeline/src")];
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if !path.ends_with("src/print.rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                for macro_name in ["println!(", "print!(", "eprintln!(", "eprint!("] {
+                    assert!(!text.contains(macro_name), "{} uses {macro_name}...)", path.display());
+                }
+            }
+        }
+    }
+}
+
 fn long_options(command: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO_BIN_EXE_beeline")).args([command, "--help"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

@@ -10,7 +10,7 @@ use beeline_model::rules::HostRole;
 type Line = (&'static str, String);
 
 fn render(lines: &[Line]) -> String {
-    lines.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect()
+    print::fields(18, lines)
 }
 
 pub fn tables(status: &TablesStatus) -> String {
