@@ -11,7 +11,7 @@ use crate::settings::ClusterList;
 use crate::{interface, request, self_test};
 use beeline_api::{AttributedEvent, Request, Response};
 use beeline_cluster::ChangeBatch;
-use beeline_datapath::pod::PodCgroup;
+use beeline_datapath::pod::KubeletRoot;
 use beeline_model::Name;
 use beeline_model::event::Event;
 use beeline_model::object::Object;
@@ -39,7 +39,7 @@ pub enum Message {
     /// Events to add names to, with a scan of the cgroups if one was needed.
     Attribute {
         events: Vec<Event>,
-        scan: Option<Vec<PodCgroup>>,
+        scan: Option<Vec<KubeletRoot>>,
         reply: oneshot::Sender<Vec<AttributedEvent>>,
     },
     Metrics(MetricsFormat, oneshot::Sender<String>),
@@ -109,7 +109,7 @@ fn handle(agent: &mut Agent, message: Message, health: &Health) -> anyhow::Resul
             let _ = reply.send(());
         }
         Message::Attribute { events, scan, reply } => {
-            scan.into_iter().for_each(|pods| agent.pod_cgroups.set_scan(pods, Instant::now()));
+            scan.into_iter().for_each(|roots| agent.pod_cgroups.set_scan(roots, Instant::now()));
             drop(reply.send(attribute(agent, events)));
         }
         Message::Metrics(format, reply) => drop(reply.send(metric::render(agent, health, format))),

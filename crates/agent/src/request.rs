@@ -10,7 +10,10 @@ use std::time::Instant;
 
 pub fn respond(agent: &mut Agent, request: &Request) -> Response {
     match request {
-        Request::Status => Response::Status(Box::new(agent.status())),
+        Request::Status => {
+            agent.pod_cgroups.find_kubelet_root(Instant::now());
+            Response::Status(Box::new(agent.status()))
+        }
         Request::Explain { owner } => {
             let owner = PortName::from_text(owner);
             Response::Explanation(owner.and_then(|owner| explain(&agent.reconciler.planner, &owner)))

@@ -168,6 +168,9 @@ impl RefusalStatus {
 #[serde(rename_all = "camelCase")]
 pub struct KernelStatus {
     pub cgroup: String,
+    /// The cgroup below which the kubelet creates those of pods. `None`: no cgroup of a known pod was found.
+    #[serde(default)]
+    pub kubelet_root: Option<String>,
     pub pin_dir: String,
     pub layout: u32,
     pub generation: u32,

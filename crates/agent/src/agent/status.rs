@@ -92,6 +92,7 @@ impl Agent {
         let meta = program.meta();
         KernelStatus {
             cgroup: self.settings.kernel.cgroup.display().to_string(),
+            kubelet_root: self.pod_cgroups.kubelet_root().map(|path| path.display().to_string()),
             pin_dir: self.settings.kernel.pin_dir.display().to_string(),
             layout: meta.layout,
             generation: meta.generation,

@@ -36,6 +36,7 @@ pub fn agent(status: &AgentStatus) -> String {
     lines.extend(sources(status));
     lines.extend(waiting(status).map(|text| ("waiting", text)));
     lines.extend(kernel(status));
+    lines.extend(pod_cgroups(status));
     lines.push(("events", events(status)));
     lines.extend(status.dns.as_ref().map(|status| ("dns", dns(status))));
     lines.extend(counts(status));
@@ -156,6 +157,16 @@ fn events(status: &AgentStatus) -> String {
         0 => format!("{}, while a monitor is open (none is)", status.events),
         monitors => format!("{}, to {}", status.events, plural(monitors, "monitor")),
     }
+}
+
+/// Hosts outside have no pods.
+fn pod_cgroups(status: &AgentStatus) -> Option<Line> {
+    let text = match &status.kernel.kubelet_root {
+        Some(root) => format!("below {root}; cgroups with the name of a pod elsewhere are ignored"),
+        None if status.host_role == HostRole::Outside => return None,
+        None => format!("none found below {} for the known pods of this node", status.kernel.cgroup),
+    };
+    Some(("pod cgroups", text))
 }
 
 fn counts(status: &AgentStatus) -> Vec<Line> {
