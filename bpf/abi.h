@@ -308,6 +308,7 @@ enum stat {
     STAT_RACED_OUT = 7, /* three picks in a row raced with a change */
     STAT_EXCLUDED = 8,
     STAT_NO_PORT = 9, /* refused: the ClusterIP is known and has no such port */
+    STAT_EVENT_LIMITED = 10, /* an event was not reported: its cgroup had used up its rate */
     STATS = 16,
 };
 
@@ -341,10 +342,10 @@ struct udp_record {
 };
 
 /*
- * Further translations of an unconnected UDP socket that uses more services than `udp_record` holds.
- * It is socket storage too: it is freed with the socket, and no other socket can evict it. It is
- * allocated only when it is needed, and it fits into the option memory that Linux 6.1 allows a
- * socket (20 KiB).
+ * Further translations of an unconnected UDP socket that uses more services than `udp_record`
+ * holds. It is socket storage too: it is freed with the socket, and no other socket can evict it.
+ * It is allocated only when it is needed, and it fits into the option memory that Linux 6.1 allows
+ * a socket (20 KiB).
  */
 enum { UDP_OVERFLOW_PEERS = 128 };
 
@@ -387,6 +388,18 @@ struct cgroup_rule {
 };
 
 /* ---- event ---- */
+
+/*
+ * The events of one cgroup in one period of 2^EVENT_PERIOD_SHIFT ns (134 ms). 128 of them are 950 a
+ * second: a monitor can read several such cgroups, and the ring buffer holds the periods of 50.
+ */
+enum { EVENT_PERIOD_SHIFT = 27, EVENTS_PER_PERIOD = 128 };
+
+struct event_rate {
+    __u64 period; /* number of the current period */
+    __u64 events; /* in this period */
+};
+
 enum action {
     ACTION_UNTOUCHED = 0,
     ACTION_RESOLVED = 1,

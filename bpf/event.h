@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
  * Reports a verdict as an event: failures, a sample or all dials, by the event level in the map
- * `control`. An event that does not fit into the ring buffer is counted as lost.
+ * `control`. The agent sets the level to off while nothing reads events. Each cgroup has a rate, so
+ * that the dials of one cannot fill the ring buffer and lose the events of the others. Events above
+ * the rate, and events that do not fit into the ring buffer, are counted.
  */
 #pragma once
 #include "resolve.h"
@@ -23,20 +25,52 @@ static __always_inline bool is_reported(const struct control *c, const struct di
     }
 }
 
+/*
+ * Two processors that begin a period at the same time may both reset the row and report a few
+ * events more. A row that is recycled for another cgroup, or evicted, begins again: the limit
+ * guards the buffer and need not be exact.
+ */
+static __always_inline bool is_within_rate(__u64 cgroup, __u64 now)
+{
+    struct event_rate first = { .period = now >> EVENT_PERIOD_SHIFT, .events = 1 };
+    struct event_rate *rate = bpf_map_lookup_elem(&event_rate, &cgroup);
+
+    if (!rate) {
+        bpf_map_update_elem(&event_rate, &cgroup, &first, BPF_ANY);
+        return true;
+    }
+    if (READ_ONCE(rate->period) != first.period) {
+        WRITE_ONCE(rate->period, first.period);
+        WRITE_ONCE(rate->events, 1);
+        return true;
+    }
+    if (READ_ONCE(rate->events) >= EVENTS_PER_PERIOD)
+        return false;
+    __sync_fetch_and_add(&rate->events, 1);
+    return true;
+}
+
 static __always_inline void report(const struct control *c, __u8 hook, const struct dial *d,
                                    const struct verdict *v)
 {
+    __u64 now, cgroup;
     struct event *e;
 
     if (!is_reported(c, d, v))
         return;
+    now = bpf_ktime_get_ns();
+    cgroup = bpf_get_current_cgroup_id();
+    if (!is_within_rate(cgroup, now)) {
+        count_stat(STAT_EVENT_LIMITED);
+        return;
+    }
     e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
     if (!e) {
         count_stat(STAT_EVENT_LOST);
         return;
     }
-    e->time = bpf_ktime_get_ns();
-    e->cgroup = bpf_get_current_cgroup_id();
+    e->time = now;
+    e->cgroup = cgroup;
     e->netns = d->client;
     e->pid = bpf_get_current_pid_tgid() >> 32;
     e->owner = v->owner;

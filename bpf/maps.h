@@ -40,6 +40,7 @@ TABLE(stats, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, STATS, 0);
 TABLE(tcp_record, BPF_MAP_TYPE_SK_STORAGE, int, struct tcp_record, 0, BPF_F_NO_PREALLOC);
 TABLE(udp_record, BPF_MAP_TYPE_SK_STORAGE, int, struct udp_record, 0, BPF_F_NO_PREALLOC);
 TABLE(udp_overflow, BPF_MAP_TYPE_SK_STORAGE, int, struct udp_overflow, 0, BPF_F_NO_PREALLOC);
+TABLE(event_rate, BPF_MAP_TYPE_LRU_HASH, __u64, struct event_rate, 4096, 0);
 
 struct {
     __uint(type, BPF_MAP_TYPE_RINGBUF);

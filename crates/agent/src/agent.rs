@@ -7,6 +7,7 @@ mod status;
 use crate::cgroup_rules::CgroupRules;
 use crate::cluster_id::ClusterIdStore;
 use crate::dns::DnsUpdater;
+use crate::event_level::EventLevelState;
 use crate::health_check::HealthCheckPorts;
 use crate::plan_refusals::log_refusal;
 use crate::pod_cgroup::PodCgroups;
@@ -75,6 +76,7 @@ pub struct Agent {
     reporter: RolloutReporter,
     dns: Option<DnsUpdater>,
     pub shared: SharedStores,
+    pub event_level: EventLevelState,
     /// The refusal that is reported while the Node object of this host is missing.
     node_refusal: Option<Refusal>,
     pub self_test: String,
@@ -86,7 +88,8 @@ impl Agent {
         let reconciler = Reconciler::open(&settings, refusals)?;
         let program = &reconciler.program;
         let control = program.control()?;
-        control.set_event_level(settings.kernel.event_level);
+        let event_level = EventLevelState::new(settings.kernel.event_level);
+        control.set_event_level(event_level.kernel_level());
         control.set_agent_down_timeout(match settings.kernel.agent_down_action {
             AgentDownAction::Keep => None,
             AgentDownAction::Passthrough(after) => Some(after),
@@ -110,11 +113,17 @@ impl Agent {
             reporter: RolloutReporter::default(),
             dns: None,
             shared,
+            event_level,
             node_refusal: None,
             self_test: SELF_TEST_NOT_RUN.into(),
             reconciler,
             settings,
         })
+    }
+
+    pub fn set_event_level(&mut self, state: EventLevelState) {
+        self.event_level = state;
+        self.control.set_event_level(state.kernel_level());
     }
 
     pub fn set_report_sender(&mut self, sender: Option<watch::Sender<Option<RolloutReport>>>) {

@@ -5,7 +5,7 @@ use crate::main_loop::Message;
 use crate::pod_cgroup::SCAN_INTERVAL;
 use beeline_api::AttributedEvent;
 use beeline_datapath::event::EventReader;
-use beeline_datapath::pod::{PodCgroup, pods_below};
+use beeline_datapath::pod::{KubeletRoot, kubelet_roots};
 use beeline_model::event::Event;
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -32,20 +32,22 @@ impl IdentityScanner {
     }
 
     /// Scans if some event comes from an unknown cgroup, at most every `SCAN_INTERVAL`: host processes are in no pod.
-    fn scan_for(&mut self, events: &[Event], now: Instant) -> Option<Vec<PodCgroup>> {
+    fn scan_for(&mut self, events: &[Event], now: Instant) -> Option<Vec<KubeletRoot>> {
         let is_known = |event: &Event| self.known.contains(&event.cgroup);
         if events.iter().all(is_known) || self.scanned.is_some_and(|at| now < at + SCAN_INTERVAL) {
             return None;
         }
-        let pods = pods_below(&self.root);
-        let descendants = |pod: &PodCgroup| pod.descendants.iter().map(|(id, _)| *id).collect::<Vec<_>>();
-        self.known = pods.iter().flat_map(|pod| [vec![pod.id], descendants(pod)].concat()).collect();
+        let roots = kubelet_roots(&self.root);
+        let pods = roots.iter().flat_map(|root| &root.pods);
+        self.known =
+            pods.flat_map(|pod| std::iter::once(pod.id).chain(pod.descendants.iter().map(|(id, _)| *id))).collect();
         self.scanned = Some(now);
-        Some(pods)
+        Some(roots)
     }
 }
 
-/// Blocks until `stopping` is set. Without a subscriber events are only removed from the kernel's buffer.
+/// Blocks until `stopping` is set. Without a subscriber the kernel reports no events; those that were reported just before the
+/// last one left are only removed from the kernel's buffer.
 pub fn run(
     reader: &EventReader,
     root: PathBuf,

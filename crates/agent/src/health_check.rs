@@ -2,6 +2,7 @@
 //! traffic only to nodes with local endpoints. The main loop sets the ports and the number of endpoints; one task keeps
 //! the listeners.
 
+use crate::descriptor::{DescriptorBudget, HEALTH_CHECK_LIMITS};
 use crate::health::Health;
 use crate::listen::listen;
 use axum::extract::State;
@@ -9,6 +10,7 @@ use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use beeline_listener::http::{HttpListenerConfig, serve_plain};
 use beeline_model::plan::candidates;
 use beeline_model::planner::Planner;
 use beeline_model::refusal::{Refusal, RefusalReason};
@@ -114,8 +116,11 @@ async fn respond(State(context): State<Arc<HealthCheckContext>>) -> Response {
     (code, headers, Json(body)).into_response()
 }
 
-pub async fn serve(checks: Arc<HealthCheckPorts>, health: Arc<Health>) -> anyhow::Result<()> {
+pub async fn serve(checks: Arc<HealthCheckPorts>, health: Arc<Health>, budget: DescriptorBudget) -> anyhow::Result<()> {
     let mut listeners = JoinSet::new();
+    // All ports share the limit of connections: their number is not bounded by the node's owner.
+    let config = HttpListenerConfig::new("healthCheckNodePort", HEALTH_CHECK_LIMITS);
+    let config = HttpListenerConfig { keep_alive: false, ..config };
     let mut open: BTreeMap<ServiceName, (u16, AbortHandle)> = BTreeMap::new();
     loop {
         let ports = checks.ports();
@@ -132,12 +137,16 @@ pub async fn serve(checks: Arc<HealthCheckPorts>, health: Arc<Health>) -> anyhow
         let missing = ports.iter().filter(|(name, _)| !open.contains_key(*name)).collect::<Vec<_>>();
         let mut refused = BTreeMap::new();
         for (name, port) in missing {
+            if open.len() >= budget.health_check_ports {
+                refused.insert(name.clone(), limit_refusal(name, *port, budget));
+                continue;
+            }
             match listen((Ipv6Addr::UNSPECIFIED, *port).into()).await {
                 Ok(listener) => {
                     let (checks, health) = (checks.clone(), health.clone());
                     let context = HealthCheckContext { checks, health, service: name.clone() };
                     let app = Router::new().fallback(get(respond)).with_state(Arc::new(context));
-                    let task = listeners.spawn(async move { axum::serve(listener, app).await });
+                    let task = listeners.spawn(serve_plain(listener, config.clone(), app));
                     open.insert(name.clone(), (*port, task));
                 }
                 Err(error) => drop(refused.insert(name.clone(), bind_refusal(name, *port, &error))),
@@ -157,4 +166,47 @@ fn bind_refusal(name: &ServiceName, port: u16, error: &std::io::Error) -> Refusa
         "cannot listen on healthCheckNodePort {port}: {error}; if kube-proxy runs on this node, use --beside-kube-proxy"
     );
     Refusal::new(name, RefusalReason::HealthCheckPortTaken, message)
+}
+
+fn limit_refusal(name: &ServiceName, port: u16, budget: DescriptorBudget) -> Refusal {
+    let DescriptorBudget { limit, health_check_ports } = budget;
+    let message = format!(
+        "cannot listen on healthCheckNodePort {port}: {health_check_ports} of them are served, which is what a limit of \
+         {limit} open files allows; raise it (LimitNOFILE)"
+    );
+    Refusal::new(name, RefusalReason::HealthCheckPortTaken, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    fn free_ports<const N: usize>() -> [u16; N] {
+        let bound = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        bound.map(|listener| listener.local_addr().unwrap().port())
+    }
+
+    #[tokio::test]
+    async fn ports_beyond_the_limit_of_open_files_are_refused() {
+        let checks = Arc::new(HealthCheckPorts::default());
+        for (name, port) in ["a", "b", "c"].into_iter().zip(free_ports::<3>()) {
+            checks.set(&ServiceName::local("test", name), Some(HealthCheck { port, local_endpoints: 1 }));
+        }
+        let budget = DescriptorBudget { limit: 1024, health_check_ports: 2 };
+        let task = tokio::spawn(serve(checks.clone(), Arc::new(Health::new(Duration::from_secs(30))), budget));
+        while checks.refusals().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let [refusal] = &checks.refusals()[..] else { panic!("{:?}", checks.refusals()) };
+        assert_eq!(refusal.reason, RefusalReason::HealthCheckPortTaken);
+        assert!(refusal.message.contains("2 of them are served"), "{}", refusal.message);
+        // A port that becomes free is given to the one that was refused.
+        checks.set(&ServiceName::local("test", "a"), None);
+        checks.changed.notify_one();
+        while !checks.refusals().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        task.abort();
+    }
 }

@@ -1,5 +1,6 @@
 //! The HTTP servers: `/metrics` and `/proxyMode`, and `/healthz` and `/livez`.
 
+use crate::descriptor::{HEALTH_LIMITS, METRICS_LIMITS};
 use crate::health::{Health, HealthEndpoint};
 use crate::listen::listen;
 use crate::main_loop::Message;
@@ -9,6 +10,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use beeline_listener::http::{HttpListenerConfig, serve_plain};
 use beeline_metrics::MetricsFormat;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +26,8 @@ pub async fn bind(at: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
 
 pub async fn serve_health(listener: TcpListener, health: Arc<Health>) -> anyhow::Result<()> {
     let app = Router::new().route("/healthz", get(healthz)).route("/livez", get(livez)).with_state(health);
-    axum::serve(listener, app).await.context("the health server failed")
+    serve_plain(listener, HttpListenerConfig::new("health", HEALTH_LIMITS), app).await;
+    anyhow::bail!("the health server ended")
 }
 
 pub async fn serve_metrics(listener: TcpListener, main_loop: Sender<Message>) -> anyhow::Result<()> {
@@ -32,7 +35,8 @@ pub async fn serve_metrics(listener: TcpListener, main_loop: Sender<Message>) ->
         .route("/metrics", get(metrics))
         .route("/proxyMode", get(async || "beeline"))
         .with_state(Arc::new(main_loop));
-    axum::serve(listener, app).await.context("the metrics server failed")
+    serve_plain(listener, HttpListenerConfig::new("metrics", METRICS_LIMITS), app).await;
+    anyhow::bail!("the metrics server ended")
 }
 
 fn report(health: &Health, endpoint: HealthEndpoint, healthy: bool) -> Response {

@@ -10,6 +10,7 @@ mod attribution;
 mod cgroup_rules;
 mod change_metric;
 pub mod cluster_id;
+mod descriptor;
 #[cfg_attr(not(feature = "outside"), path = "node_only/dns.rs")]
 mod dns;
 mod event_level;

@@ -2,6 +2,7 @@
 
 use crate::agent::{Agent, SELF_TEST_NOT_RUN};
 use crate::attribution::Attribution;
+use crate::event_level::EventLevelState;
 use crate::health::Health;
 use crate::metric;
 use crate::reach::ReachUpdate;
@@ -10,7 +11,7 @@ use crate::settings::ClusterList;
 use crate::{interface, request, self_test};
 use beeline_api::{AttributedEvent, Request, Response};
 use beeline_cluster::ChangeBatch;
-use beeline_datapath::pod::PodCgroup;
+use beeline_datapath::pod::KubeletRoot;
 use beeline_metrics::MetricsFormat;
 use beeline_model::Name;
 use beeline_model::event::Event;
@@ -34,10 +35,12 @@ pub enum Message {
     /// Results of the reach task.
     Reach(ReachUpdate),
     Request(Request, oneshot::Sender<Response>),
+    /// The event level or the number of monitors changed.
+    EventLevel(EventLevelState, oneshot::Sender<()>),
     /// Events to add names to, with a scan of the cgroups if one was needed.
     Attribute {
         events: Vec<Event>,
-        scan: Option<Vec<PodCgroup>>,
+        scan: Option<Vec<KubeletRoot>>,
         reply: oneshot::Sender<Vec<AttributedEvent>>,
     },
     Metrics(MetricsFormat, oneshot::Sender<String>),
@@ -102,8 +105,12 @@ fn handle(agent: &mut Agent, message: Message, health: &Health) -> anyhow::Resul
         Message::ConfigurationRefused(refusal) => agent.sources.refuse_configuration(refusal),
         Message::Reach(update) => agent.apply_reach(update)?,
         Message::Request(request, reply) => drop(reply.send(request::respond(agent, &request))),
+        Message::EventLevel(state, reply) => {
+            agent.set_event_level(state);
+            let _ = reply.send(());
+        }
         Message::Attribute { events, scan, reply } => {
-            scan.into_iter().for_each(|pods| agent.pod_cgroups.set_scan(pods, Instant::now()));
+            scan.into_iter().for_each(|roots| agent.pod_cgroups.set_scan(roots, Instant::now()));
             drop(reply.send(attribute(agent, events)));
         }
         Message::Metrics(format, reply) => drop(reply.send(metric::render(agent, health, format))),

@@ -1,9 +1,10 @@
 //! The pods of this node and their cgroups. Pods come from the source; their cgroups are found by scanning the cgroup tree
-//! for the kubelet's names. One scan serves all uses: members of policies, rules that pods ask for by annotation, and the
+//! for the kubelet's names. They count only below the kubelet's own root, which is the first directory where pods of this
+//! node are found: other users may create cgroups with the same names elsewhere. One scan serves all uses: members of policies, rules that pods ask for by annotation, and the
 //! identity of a process by its cgroup. Only the main loop uses this, so that it needs no lock.
 
 use crate::member::{MemberTracker, MemberUpdate};
-use beeline_datapath::pod::{PodCgroup, pods_below};
+use beeline_datapath::pod::{KubeletRoot, PodCgroup, kubelet_roots};
 use beeline_datapath::pod_address::PodAddresses;
 use beeline_model::change::{Change, ObjectKey};
 use beeline_model::object::{Object, Pod, PodName};
@@ -52,6 +53,8 @@ pub struct PodAddress {
 /// The result of the last scan.
 #[derive(Debug, Default)]
 struct Scan {
+    roots: Vec<KubeletRoot>,
+    /// The pods below the kubelet's root.
     pods: Vec<PodCgroup>,
     /// Every cgroup of a pod: the pod's UID, and the id of the container.
     cgroups: HashMap<u64, (String, Option<String>)>,
@@ -61,6 +64,8 @@ struct Scan {
 #[derive(Debug)]
 pub struct PodCgroups {
     root: PathBuf,
+    /// The directory below which the kubelet creates the cgroups of pods. `None` until the cgroup of a known pod is found.
+    kubelet_root: Option<PathBuf>,
     node_name: Name,
     pods: HashMap<PodName, Pod>,
     by_uid: HashMap<Box<str>, PodName>,
@@ -83,6 +88,7 @@ impl PodCgroups {
     pub fn new(root: &Path, node_name: Name) -> PodCgroups {
         PodCgroups {
             root: root.to_owned(),
+            kubelet_root: None,
             node_name,
             pods: HashMap::new(),
             by_uid: HashMap::new(),
@@ -125,6 +131,9 @@ impl PodCgroups {
         self.addresses_changed |= old.as_ref().is_none_or(|old| old.uid != uid || old.addresses != new.addresses);
         let recreated = old.is_some_and(|old| old.uid != uid);
         self.rules_changed |= rules != old_rules || !rules.is_empty() && recreated;
+        if self.kubelet_root.is_none() {
+            self.select_root();
+        }
     }
 
     fn remove(&mut self, name: &PodName) {
@@ -201,18 +210,48 @@ impl PodCgroups {
     }
 
     fn rescan(&mut self, now: Instant) {
-        self.set_scan(pods_below(&self.root), now);
+        self.set_scan(kubelet_roots(&self.root), now);
+    }
+
+    /// Scans if the kubelet's root is not known, for the status.
+    pub fn find_kubelet_root(&mut self, now: Instant) {
+        let scanned_recently = self.scan.at.is_some_and(|at| now < at + SCAN_INTERVAL);
+        if self.kubelet_root.is_none() && !self.pods.is_empty() && !scanned_recently {
+            self.rescan(now);
+        }
     }
 
     /// Sets the result of a scan that another thread made.
-    pub fn set_scan(&mut self, pods: Vec<PodCgroup>, now: Instant) {
+    pub fn set_scan(&mut self, roots: Vec<KubeletRoot>, now: Instant) {
+        (self.scan.roots, self.scan.at) = (roots, Some(now));
+        self.select_root();
+    }
+
+    /// Uses the pods below the kubelet's root only. The root stays the same for as long as it has pods of this node.
+    fn select_root(&mut self) {
+        let has_pods = |root: &&KubeletRoot| root.pods.iter().any(|pod| self.by_uid.contains_key(pod.uid.as_str()));
+        let is_current = |root: &&KubeletRoot| Some(&root.path) == self.kubelet_root.as_ref();
+        let mut with_pods = self.scan.roots.iter().filter(has_pods);
+        let current = with_pods.clone().find(is_current);
+        let selected = current.or_else(|| with_pods.next()).or_else(|| self.scan.roots.iter().find(is_current));
+        let pods = selected.map(|root| root.pods.clone()).unwrap_or_default();
+        let path = selected.map(|root| root.path.clone());
+        if let Some(path) = path.filter(|path| self.kubelet_root.as_ref() != Some(path)) {
+            tracing::info!(path = %path.display(), "found the cgroup below which the kubelet creates pods");
+            self.kubelet_root = Some(path);
+        }
         self.scan.cgroups.clear();
         for pod in &pods {
             self.scan.cgroups.insert(pod.id, (pod.uid.clone(), None));
             let descendants = pod.descendants.iter().map(|(id, container)| (*id, (pod.uid.clone(), container.clone())));
             self.scan.cgroups.extend(descendants);
         }
-        (self.scan.pods, self.scan.at) = (pods, Some(now));
+        self.scan.pods = pods;
+    }
+
+    /// The kubelet's root, where it was found.
+    pub fn kubelet_root(&self) -> Option<&Path> {
+        self.kubelet_root.as_deref()
     }
 
     /// Requests a scan for members, because the kubelet may have recreated cgroups.
@@ -337,14 +376,59 @@ mod tests {
         std::fs::create_dir_all(&path).unwrap();
         pods.apply(&Object::Pod(pod("web", "n1", None)).into(), &planner);
         assert_eq!(pods.identify(cgroup_id(&path)), None, "not scanned yet");
-        pods.set_scan(pods_below(root.path()), Instant::now());
+        pods.set_scan(kubelet_roots(root.path()), Instant::now());
         let identity = pods.identify(cgroup_id(&path)).unwrap();
         let PodIdentity { namespace, pod, container } = &identity;
         assert_eq!((&**namespace, &**pod, container.as_deref()), ("default", "web", Some("main")));
         let other = root.path().join("kubepods/pod11111111-5b1f-4c3d-9a55-6f0e3f1d2b11");
         std::fs::create_dir_all(&other).unwrap();
-        pods.set_scan(pods_below(root.path()), Instant::now());
+        pods.set_scan(kubelet_roots(root.path()), Instant::now());
         assert_eq!(pods.identify(cgroup_id(&other)), None, "the pod is not known");
+    }
+
+    /// A host user has a delegated cgroup and creates the names of a pod of this node in it.
+    #[test]
+    fn a_cgroup_with_the_name_of_a_pod_counts_only_below_the_kubelets_root() {
+        let root = tempfile::tempdir().unwrap();
+        let planner = Planner::new(Rules::for_node("n1"));
+        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        pods.apply(&Object::Pod(pod("web", "n1", Some("blue"))).into(), &planner);
+        let create = |path: String| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let forged = create(format!("user.slice/pod{UID}"));
+        pods.update(&planner, Instant::now());
+        assert_eq!((pods.kubelet_root(), pods.rules(), pods.identify(cgroup_id(&forged))), (None, &[][..], None));
+        let own = create(format!("kubepods/burstable/pod{UID}"));
+        let deeper = create(format!("system.slice/app/kubepods/pod{UID}"));
+        pods.update(&planner, Instant::now());
+        assert_eq!(pods.kubelet_root(), Some(root.path()));
+        assert_eq!(pods.rules().iter().map(|(path, _)| path).collect::<Vec<_>>(), [&own]);
+        assert!(pods.identify(cgroup_id(&own)).is_some() && pods.identify(cgroup_id(&forged)).is_none());
+        // The pod's own cgroup is gone: the root stays the same while it exists.
+        std::fs::remove_dir(&own).unwrap();
+        let other = create(format!("kubepods/pod{}", UID.replace("0c9a", "1111")));
+        pods.apply(
+            &Object::Pod(Pod { uid: UID.replace("0c9a", "1111").into(), ..pod("db", "n1", None) }).into(),
+            &planner,
+        );
+        pods.set_scan(kubelet_roots(root.path()), Instant::now());
+        assert_eq!(pods.kubelet_root(), Some(root.path()));
+        assert!(pods.identify(cgroup_id(&other)).is_some() && pods.identify(cgroup_id(&deeper)).is_none());
+    }
+
+    #[test]
+    fn a_pod_that_becomes_known_after_the_scan_is_identified() {
+        let root = tempfile::tempdir().unwrap();
+        let planner = Planner::new(Rules::for_node("n1"));
+        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        let path = root.path().join(format!("kubepods/pod{UID}"));
+        std::fs::create_dir_all(&path).unwrap();
+        pods.set_scan(kubelet_roots(root.path()), Instant::now());
+        pods.apply(&Object::Pod(pod("web", "n1", None)).into(), &planner);
+        assert!(pods.identify(cgroup_id(&path)).is_some());
     }
 
     #[test]

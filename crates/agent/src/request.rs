@@ -10,7 +10,10 @@ use std::time::Instant;
 
 pub fn respond(agent: &mut Agent, request: &Request) -> Response {
     match request {
-        Request::Status => Response::Status(Box::new(agent.status())),
+        Request::Status => {
+            agent.pod_cgroups.find_kubelet_root(Instant::now());
+            Response::Status(Box::new(agent.status()))
+        }
         Request::Explain { owner } => {
             let owner = PortName::from_text(owner);
             Response::Explanation(owner.and_then(|owner| explain(&agent.reconciler.planner, &owner)))
@@ -24,15 +27,10 @@ pub fn respond(agent: &mut Agent, request: &Request) -> Response {
             Ok(cgroup) => Response::Cgroup(cgroup),
             Err(error) => Response::Error(format!("{error:#}")),
         },
-        Request::SetEventLevel { level } => match level.parse() {
-            Ok(level) => {
-                agent.control.set_event_level(level);
-                Response::EventLevel(level.to_string())
-            }
-            Err(error) => Response::Error(error),
-        },
-        // The socket's task answers this one itself.
-        Request::Monitor { .. } => Response::Error("monitor is answered by a stream".into()),
+        // The socket's task, which knows the monitors, answers these itself.
+        Request::SetEventLevel { .. } | Request::Monitor { .. } => {
+            Response::Error("only the agent's socket answers this request".into())
+        }
     }
 }
 

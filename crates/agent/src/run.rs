@@ -2,6 +2,7 @@
 
 use crate::agent::{Agent, SharedStores};
 use crate::cluster_id::ClusterIdStore;
+use crate::descriptor::DescriptorBudget;
 use crate::dns::DnsServer;
 use crate::health::Health;
 use crate::main_loop::Message;
@@ -44,6 +45,8 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
     if !settings.fixed_addresses {
         settings.rules.own_addresses = interface::own_addresses().context("cannot read the interfaces' addresses")?;
     }
+    let dns_addresses = settings.listeners.dns.as_ref().map_or(0, |dns| 1 + dns.views.len());
+    let budget = DescriptorBudget::raise(dns_addresses);
     let listeners = bind(&settings).await?;
     let health = Arc::new(Health::new(settings.sync_period));
     let shared = shared_stores(&settings);
@@ -87,7 +90,7 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
     };
     tasks.spawn(supervisor::supervise(settings.cluster_list.clone(), settings.reload.clone(), context));
     if settings.listeners.health_check_node_ports {
-        tasks.spawn(health_check::serve(shared.health_checks.clone(), health.clone()));
+        tasks.spawn(health_check::serve(shared.health_checks.clone(), health.clone(), budget));
     }
     let rate = ProbeRate { interval: settings.probe_interval, per_second: reach::MAX_PROBES_PER_SECOND };
     let reach_sender = sender.clone();

@@ -30,6 +30,9 @@ pub struct AgentStatus {
     pub refusals: Vec<RefusalStatus>,
     /// The event level: off, failures, sample:N or all.
     pub events: String,
+    /// The number of open monitor streams. Without one the kernel reports no events.
+    #[serde(default)]
+    pub monitors: usize,
     pub node_addresses: Vec<String>,
     pub zone: Option<String>,
     /// `None`: the agent runs no DNS server.
@@ -165,6 +168,9 @@ impl RefusalStatus {
 #[serde(rename_all = "camelCase")]
 pub struct KernelStatus {
     pub cgroup: String,
+    /// The cgroup below which the kubelet creates those of pods. `None`: no cgroup of a known pod was found.
+    #[serde(default)]
+    pub kubelet_root: Option<String>,
     pub pin_dir: String,
     pub layout: u32,
     pub generation: u32,

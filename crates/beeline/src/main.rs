@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     match command::run(args) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("beeline: {}", error_text(&error));
+            print::err(format_args!("beeline: {}", error_text(&error)));
             ExitCode::from(command::exit_code(&error))
         }
     }

@@ -16,9 +16,10 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 11] = [
     ("beeline-kit", &[]),
     ("beeline-metrics", &[]),
     ("beeline-join", &[]),
+    ("beeline-listener", &[]),
     ("beeline-cluster", &["beeline-model"]),
     ("beeline-datapath", &["beeline-model"]),
-    ("beeline-dns", &["beeline-model"]),
+    ("beeline-dns", &["beeline-model", "beeline-listener"]),
     (
         "beeline-agent",
         &[
@@ -29,9 +30,10 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 11] = [
             "beeline-join",
             "beeline-dns",
             "beeline-metrics",
+            "beeline-listener",
         ],
     ),
-    ("beeline-controller", &["beeline-model", "beeline-cluster", "beeline-metrics"]),
+    ("beeline-controller", &["beeline-model", "beeline-cluster", "beeline-metrics", "beeline-listener"]),
     (
         "beeline",
         &[
@@ -115,12 +117,30 @@ fn the_image_of_the_nodes_leaves_out_what_only_other_hosts_need() {
 
 #[test]
 fn only_datapath_may_contain_unsafe_code() {
-    for name in ["model", "api", "cluster", "dns", "agent", "controller", "join", "metrics"] {
+    for name in ["model", "api", "cluster", "dns", "agent", "controller", "join", "listener", "metrics"] {
         let text = std::fs::read_to_string(root().join(format!("crates/{name}/src/lib.rs"))).unwrap();
         assert!(text.contains("#![forbid(unsafe_code)]"), "crates/{name} does not forbid unsafe code");
     }
     let main = std::fs::read_to_string(root().join("crates/beeline/src/main.rs")).unwrap();
     assert!(main.contains("#![forbid(unsafe_code)]"));
+}
+
+/// Text of processes and cluster objects is escaped in one place before it reaches a terminal.
+#[test]
+fn commands_print_through_the_module_print_only() {
+    let mut folders = vec![root().join("crates/beeline/src")];
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if !path.ends_with("src/print.rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                for macro_name in ["println!(", "print!(", "eprintln!(", "eprint!("] {
+                    assert!(!text.contains(macro_name), "{} uses {macro_name}...)", path.display());
+                }
+            }
+        }
+    }
 }
 
 fn long_options(command: &str) -> BTreeSet<String> {

@@ -2,8 +2,6 @@
 //! there is to write.
 
 use crate::cluster_state::SharedState;
-use crate::connection_limiter::ConnectionLimits;
-use crate::listener::{self, ListenerConfig};
 use crate::webhook::ServingCertificate;
 use anyhow::Context;
 use axum::Router;
@@ -11,16 +9,16 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use beeline_listener::ConnectionLimits;
+use beeline_listener::http::{self, HttpListenerConfig};
 use beeline_metrics::MetricsFormat;
 use prometheus_client::metrics::gauge::Gauge;
 use std::sync::Arc;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 /// The kubelet and a few scrapers, with a new connection for each request.
-const CONFIG: ListenerConfig =
-    ListenerConfig { limits: ConnectionLimits { total: 256, per_peer: 16 }, keep_alive: false };
+const LIMITS: ConnectionLimits = ConnectionLimits { total: 256, per_peer: 16 };
 
 #[derive(Clone)]
 pub struct HealthContext {
@@ -42,8 +40,8 @@ pub async fn serve(listener: TcpListener, context: HealthContext) -> anyhow::Res
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .with_state(context);
-    let no_handshake = |stream: TcpStream| std::future::ready(Some(stream));
-    listener::serve(listener, CONFIG, app, &mut JoinSet::new(), no_handshake).await;
+    let config = HttpListenerConfig { keep_alive: false, ..HttpListenerConfig::new("health", LIMITS) };
+    http::serve_plain(listener, config, app).await;
     anyhow::bail!("the health listener ended")
 }
 

@@ -2,14 +2,14 @@
 //! current token ([`crate::webhook_token`]), which the API server knows; everybody else gets an empty 404.
 
 use crate::admission::AdmissionHandler;
-use crate::connection_limiter::ConnectionLimits;
-use crate::listener::{self, ListenerConfig};
 use crate::webhook_token::WebhookTokens;
 use anyhow::Context;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use beeline_listener::ConnectionLimits;
+use beeline_listener::http::{self, HttpListenerConfig};
 use kube::api::DynamicObject;
 use kube::core::admission::AdmissionReview;
 use rustls::ServerConfig;
@@ -25,8 +25,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 /// Each API server keeps a few connections, and all API servers may have the same source address.
-const CONFIG: ListenerConfig =
-    ListenerConfig { limits: ConnectionLimits { total: 1024, per_peer: 256 }, keep_alive: true };
+const LIMITS: ConnectionLimits = ConnectionLimits { total: 1024, per_peer: 256 };
 
 /// The certificate that new connections get.
 #[derive(Debug, Default)]
@@ -70,9 +69,9 @@ pub async fn serve(
         let accepted = acceptor.accept(stream);
         async move { accepted.await.ok() }
     };
-    let mut connections = JoinSet::new();
+    let (config, mut connections) = (HttpListenerConfig::new("webhook", LIMITS), JoinSet::new());
     tokio::select! {
-        () = listener::serve(listener, CONFIG, app, &mut connections, handshake) => {}
+        () = http::serve(listener, config, app, &mut connections, handshake) => {}
         () = drained(stop, drain) => {}
     }
     std::future::pending().await

@@ -21,7 +21,7 @@ pub struct Counters {
 }
 
 /// Counters that belong to no service: name in the metrics, index, help text.
-pub const STATS: [(&str, abi::stat, &str); 10] = [
+pub const STATS: [(&str, abi::stat, &str); 11] = [
     ("record_failed", abi::stat::STAT_RECORD_FAILED, "socket records that could not be stored"),
     (
         "record_overflow",
@@ -34,6 +34,7 @@ pub const STATS: [(&str, abi::stat, &str); 10] = [
         "unconnected UDP sends that failed because their record could not be stored",
     ),
     ("event_lost", abi::stat::STAT_EVENT_LOST, "events lost because the ring buffer was full"),
+    ("event_limited", abi::stat::STAT_EVENT_LIMITED, "events not reported because their cgroup exceeded its rate"),
     (
         "source_unknown",
         abi::stat::STAT_SOURCE_UNKNOWN,

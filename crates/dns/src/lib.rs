@@ -22,7 +22,7 @@ pub use answer::{Answer, AnswerCode};
 pub use change::NameChange;
 pub use forwarder::Forwarder;
 pub use index::{NameIndex, ZoneStatus};
-pub use listener::{DnsBindError, DnsServeError, DnsSocket};
+pub use listener::{DnsBindError, DnsServeError, DnsSocket, MAX_CONNECTIONS};
 pub use name_store::NameStore;
 #[doc(hidden)]
 pub use packet_check::check_packet;

@@ -6,6 +6,7 @@
 
 use crate::query_handler::{ForwardedQuery, QueryAction, QueryHandler};
 use crate::wire::{self, DnsTransport};
+use beeline_listener::{AcceptErrors, ConnectionLimiter, ConnectionLimits, ConnectionSlot};
 use ipnet::IpNet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,16 +14,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 /// A TCP connection without a query, or with an unread response, for this long is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit of concurrent TCP connections. Further connections wait to be accepted.
-const MAX_CONNECTIONS: usize = 64;
-/// Pause after an error of the socket itself, such as exhausted file descriptors, which would recur at once.
-const ERROR_PAUSE: Duration = Duration::from_millis(100);
+/// Limit of concurrent TCP connections of one address. A further connection replaces one without a query in progress.
+pub const MAX_CONNECTIONS: usize = 64;
+/// Limit of one client. On loopback all clients of the host have the same address.
+const MAX_CONNECTIONS_PER_CLIENT: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {at} ({protocol}): {source}")]
@@ -77,6 +77,11 @@ impl ClientFilter {
         }
     }
 
+    fn limits(&self) -> ConnectionLimits {
+        let per_peer = if self.at.is_loopback() { MAX_CONNECTIONS } else { MAX_CONNECTIONS_PER_CLIENT };
+        ConnectionLimits { total: MAX_CONNECTIONS, per_peer }
+    }
+
     fn udp(&self) -> DnsTransport {
         DnsTransport::Udp(if self.at.is_loopback() { wire::MAX_PAYLOAD } else { wire::MAX_UNFRAGMENTED_PAYLOAD })
     }
@@ -102,6 +107,7 @@ impl DnsSocket {
 async fn serve_udp(socket: UdpSocket, handler: &QueryHandler, filter: &ClientFilter) {
     let socket = Arc::new(socket);
     let mut forwarded = JoinSet::new();
+    let mut errors = AcceptErrors::new("DNS by UDP");
     // One byte more than the limit, so that a query that is too long is not mistaken for a complete one.
     let mut buffer = vec![0; usize::from(wire::MAX_PAYLOAD) + 1];
     loop {
@@ -117,7 +123,7 @@ async fn serve_udp(socket: UdpSocket, handler: &QueryHandler, filter: &ClientFil
                 QueryAction::Forward(query) => drop(forwarded.spawn(forward_udp(socket.clone(), *query, from))),
             },
             Ok(_) => {}
-            Err(error) => pause_after(&error).await,
+            Err(error) => errors.pause(&error).await,
         }
     }
 }
@@ -129,28 +135,28 @@ async fn forward_udp(socket: Arc<UdpSocket>, query: ForwardedQuery, to: SocketAd
 }
 
 async fn serve_tcp(listener: TcpListener, handler: &QueryHandler, filter: &ClientFilter) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let limiter = ConnectionLimiter::new(filter.limits());
+    let mut errors = AcceptErrors::new("DNS by TCP");
     let mut connections = JoinSet::new();
-    while let Ok(slot) = slots.clone().acquire_owned().await {
+    loop {
         match listener.accept().await {
             Ok((stream, from)) if filter.allows(from.ip()) => {
-                connections.spawn(serve_connection(stream, handler.clone(), slot));
+                if let Some(slot) = limiter.acquire(from.ip()) {
+                    let number = slot.number();
+                    limiter.set_abort(number, connections.spawn(serve_connection(stream, handler.clone(), slot)));
+                }
             }
             Ok(_) => {}
-            Err(error) => pause_after(&error).await,
+            Err(error) => errors.pause(&error).await,
         }
         while connections.try_join_next().is_some() {}
     }
 }
 
-async fn pause_after(error: &io::Error) {
-    tracing::warn!(%error, "cannot receive DNS queries, retrying");
-    sleep(ERROR_PAUSE).await;
-}
-
 /// Answers one query after the other until the connection is idle or closed.
-async fn serve_connection(mut stream: TcpStream, handler: QueryHandler, _slot: OwnedSemaphorePermit) {
+async fn serve_connection(mut stream: TcpStream, handler: QueryHandler, slot: ConnectionSlot<IpAddr>) {
     while let Ok(Ok(bytes)) = timeout(IDLE_TIMEOUT, read_message(&mut stream)).await {
+        slot.set_busy(true);
         let response = match handler.handle(&bytes, DnsTransport::Tcp) {
             QueryAction::Ignore => None,
             QueryAction::Respond(response) => Some(response),
@@ -160,6 +166,7 @@ async fn serve_connection(mut stream: TcpStream, handler: QueryHandler, _slot: O
         if !matches!(timeout(IDLE_TIMEOUT, write_message(&mut stream, &response)).await, Ok(Ok(()))) {
             return;
         }
+        slot.set_busy(false);
     }
 }
 

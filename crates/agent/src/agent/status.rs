@@ -87,6 +87,7 @@ impl Agent {
         let meta = program.meta();
         KernelStatus {
             cgroup: self.settings.kernel.cgroup.display().to_string(),
+            kubelet_root: self.pod_cgroups.kubelet_root().map(|path| path.display().to_string()),
             pin_dir: self.settings.kernel.pin_dir.display().to_string(),
             layout: meta.layout,
             generation: meta.generation,
@@ -136,7 +137,8 @@ impl Agent {
             counts: self.object_counts(),
             last_change: self.reconciler.last_change().cloned(),
             refusals,
-            events: self.control.event_level().to_string(),
+            events: self.event_level.level.to_string(),
+            monitors: self.event_level.monitors,
             node_addresses: own.map(|(address, _)| address.to_string()).collect(),
             nodes: planner.nodes().map(|node| (display_name(node), addresses(node))).collect(),
             dns: self.dns().map(DnsUpdater::status),

@@ -3,6 +3,7 @@
 
 use super::usage;
 use crate::args::DnsRouteArgs;
+use crate::print;
 use anyhow::{Context, anyhow, bail};
 use beeline_api::AgentClient;
 use beeline_dns::{DomainError, Zone};
@@ -23,7 +24,7 @@ pub fn route(route: &DnsRouteArgs) -> anyhow::Result<ExitCode> {
     let path = route.resolved_dir.join(FILE);
     let current = read(&path)?;
     let message = if route.remove { remove(route, &path, current)? } else { write(route, &path, current)? };
-    println!("{message}");
+    print::out(message);
     Ok(ExitCode::SUCCESS)
 }
 

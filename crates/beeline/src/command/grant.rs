@@ -2,6 +2,7 @@
 
 use super::{NotFound, usage};
 use crate::args::{GrantArgs, HostAccountArgs};
+use crate::print;
 use beeline_join::{AdminClient, GrantLifetimes, HostName, JoinCode};
 use std::process::ExitCode;
 
@@ -12,12 +13,14 @@ pub fn run(grant: &GrantArgs) -> anyhow::Result<ExitCode> {
     let code = super::block_on(async {
         let admin = admin_client(&grant.account, &grant.api_server).await?;
         if let Some(url) = admin.loopback_server() {
-            eprintln!("beeline: warning: {url} is a loopback address; for other hosts give --api-server URL");
+            print::err(format_args!(
+                "beeline: warning: {url} is a loopback address; for other hosts give --api-server URL"
+            ));
         }
         anyhow::Ok(beeline_join::grant(&admin, &host, namespace, lifetimes).await?)
     })?;
-    eprintln!("{}", instructions(&code));
-    println!("beeline join {}", code.encode());
+    print::err(instructions(&code));
+    print::out(format_args!("beeline join {}", code.encode()));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -45,9 +48,11 @@ pub fn revoke(account: &HostAccountArgs) -> anyhow::Result<ExitCode> {
     if removed.is_empty() {
         return Err(NotFound(format!("no account of host {host} in namespace {namespace}")).into());
     }
-    println!("revoked {host}; the host keeps resolving from its last known state until it runs `beeline leave`");
+    print::out(format_args!(
+        "revoked {host}; the host keeps resolving from its last known state until it runs `beeline leave`"
+    ));
     for path in removed {
-        println!("  removed {path}");
+        print::out(format_args!("  removed {path}"));
     }
     Ok(ExitCode::SUCCESS)
 }

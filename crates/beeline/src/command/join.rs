@@ -5,6 +5,7 @@ use super::usage;
 use crate::args::JoinArgs;
 use crate::joined::{self, CONFIGURATION, JoinedHost};
 use crate::options::{ClusterOptions, Options};
+use crate::print;
 use crate::systemd::Systemd;
 use anyhow::{Context, bail};
 use beeline_agent::reach::{PROBE_TIMEOUT, ProbeResult, probe};
@@ -29,7 +30,7 @@ pub fn run(join: &JoinArgs) -> anyhow::Result<ExitCode> {
     let preflight = super::block_on(async { Ok(Preflight::run(&code, jiff::Timestamp::now(), answers).await?) })?;
     let (host, name, files) = write_all(join, &code, &preflight)?;
     let verb = if host.configuration.cluster(&name).is_some() { "rejoined" } else { "joined" };
-    println!("{verb} {name} as {}/{}", code.token.namespace, code.token.account);
+    print::out(format_args!("{verb} {name} as {}/{}", code.token.namespace, code.token.account));
     print_result(&preflight, &files);
     start(join, &systemd, &host.configuration.options, &name)?;
     Ok(ExitCode::SUCCESS)
@@ -124,30 +125,35 @@ fn write(
 
 fn print_result(preflight: &Preflight, files: &[PathBuf]) {
     for path in files {
-        println!("  file            {}", path.display());
+        print::out(format_args!("  file            {}", path.display()));
     }
-    println!("  API server      {}", preflight.server);
-    println!("  cluster         {} services, {} nodes", preflight.services.count, preflight.nodes.count);
-    println!("  pods            {}", preflight.pods);
+    print::out(format_args!("  API server      {}", preflight.server));
+    print::out(format_args!(
+        "  cluster         {} services, {} nodes",
+        preflight.services.count, preflight.nodes.count
+    ));
+    print::out(format_args!("  pods            {}", preflight.pods));
     let expires = preflight.token.expires;
-    println!("  token           valid until {expires:.0}; the agent renews it at half of its lifetime");
+    print::out(format_args!("  token           valid until {expires:.0}; the agent renews it at half of its lifetime"));
 }
 
 fn start(join: &JoinArgs, systemd: &Systemd, options: &Options, name: &str) -> anyhow::Result<()> {
     if join.no_start || join.root != Path::new("/") {
-        println!("not started; to start the agent: systemctl enable --now beeline");
+        print::out("not started; to start the agent: systemctl enable --now beeline");
         return Ok(());
     }
     if !systemd.is_running() {
-        println!("systemd is not running; start the agent with `beeline agent --config {CONFIGURATION}`");
+        print::out(format_args!(
+            "systemd is not running; start the agent with `beeline agent --config {CONFIGURATION}`"
+        ));
         return Ok(());
     }
     systemd.start()?;
     let status = wait_until_ready(&join.socket.clone().unwrap_or_else(|| options.socket()), name)?;
-    println!(
+    print::out(format_args!(
         "serving {} services with {} backends; see `beeline services` and `beeline status`",
         status.counts.services, status.counts.backends
-    );
+    ));
     Ok(())
 }
 

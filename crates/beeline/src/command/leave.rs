@@ -5,6 +5,7 @@ use super::{NotFound, usage};
 use crate::args::LeaveArgs;
 use crate::joined::{self, JoinedHost};
 use crate::options::{ClusterOptions, Options};
+use crate::print;
 use crate::systemd::Systemd;
 use anyhow::anyhow;
 use beeline_api::AgentClient;
@@ -24,11 +25,11 @@ pub fn run(leave: &LeaveArgs) -> anyhow::Result<ExitCode> {
         remove_from_configuration(leave, &host, name)?;
     }
     let removed = host.remove_cluster(name)?;
-    println!("left {name}");
+    print::out(format_args!("left {name}"));
     for path in removed {
-        println!("  removed  {}", path.display());
+        print::out(format_args!("  removed  {}", path.display()));
     }
-    println!("the account of this host exists until an administrator runs `{revoke}`");
+    print::out(format_args!("the account of this host exists until an administrator runs `{revoke}`"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -76,18 +77,18 @@ fn choose<'a>(host: &'a JoinedHost, given: Option<&'a str>) -> anyhow::Result<&'
 fn stop_agent(leave: &LeaveArgs, options: &Options) -> anyhow::Result<()> {
     let systemd = Systemd { root: &leave.root };
     for file in systemd.remove()? {
-        println!("  removed  {}", file.display());
+        print::out(format_args!("  removed  {}", file.display()));
     }
     if let Some(routes) = super::dns::remove_route(&leave.root.join(super::dns::RESOLVED_DIR))? {
         systemd.reload_resolved()?;
-        println!("  removed  {}", routes.display());
+        print::out(format_args!("  removed  {}", routes.display()));
     }
     if leave.root != Path::new("/") {
         return Ok(());
     }
     let removed = beeline_datapath::program::cleanup(&pin_dir(leave, options))?;
     super::cleanup::remove_view_cgroups(Some(options));
-    println!("  detached {} hooks, removed {} maps", removed.links.len(), removed.maps);
+    print::out(format_args!("  detached {} hooks, removed {} maps", removed.links.len(), removed.maps));
     Ok(())
 }
 

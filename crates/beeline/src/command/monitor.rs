@@ -2,7 +2,7 @@
 
 use super::usage;
 use crate::args::{EventsArgs, MonitorArgs, OutputFormat, VerdictFilter};
-use crate::print::or_dash;
+use crate::print::{self, or_dash};
 use anyhow::{Context, anyhow};
 use beeline_api::{AgentClient, AttributedEvent, EventFilter, MonitorLine};
 use beeline_datapath::control::EventLevel;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 pub fn set_level(args: &EventsArgs) -> anyhow::Result<ExitCode> {
     check_level(&args.level)?;
     let level = AgentClient::new(&args.paths.socket).set_event_level(&args.level)?;
-    println!("events: {level}");
+    print::out(format_args!("events: {level}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -40,8 +40,8 @@ pub fn run(args: &MonitorArgs) -> anyhow::Result<ExitCode> {
     for line in stream {
         let line = line?;
         let text = match args.query.output {
-            OutputFormat::Table => line_text(&line),
-            _ => serde_json::to_string(&line)?,
+            OutputFormat::Table => print::escape(&line_text(&line)).into_owned(),
+            _ => print::escape_json(&serde_json::to_string(&line)?),
         };
         if writeln!(std::io::stdout(), "{text}").is_err() {
             break;

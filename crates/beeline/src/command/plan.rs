@@ -82,7 +82,8 @@ pub fn run(plan: PlanArgs) -> anyhow::Result<ExitCode> {
     }
     print::write(plan.output, &frontends, || table(&frontends, &views) + &policy_lines(&policies))?;
     for refusal in &refusals {
-        eprintln!("refused: {}: {} ({})", refusal.subject, refusal.message, refusal.reason);
+        let text = format!("refused: {}: {} ({})", refusal.subject, refusal.message, refusal.reason);
+        print::err(print::escape(&text));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -267,10 +268,10 @@ fn diff(options: &Options, planned: &[Frontend], views: &ViewNames) -> anyhow::R
     let have: BTreeSet<String> =
         frontends(&live.rows, no_local_endpoint_action).iter().map(|f| line(f, views)).collect();
     let want: BTreeSet<String> = planned.iter().map(|f| line(f, views)).collect();
-    have.difference(&want).for_each(|l| println!("- {l}"));
-    want.difference(&have).for_each(|l| println!("+ {l}"));
+    have.difference(&want).for_each(|line| print::out(print::escape(&format!("- {line}"))));
+    want.difference(&have).for_each(|line| print::out(print::escape(&format!("+ {line}"))));
     if have == want {
-        println!("the kernel tables match the plan ({} frontends)", want.len());
+        print::out(format_args!("the kernel tables match the plan ({} frontends)", want.len()));
         return Ok(ExitCode::SUCCESS);
     }
     Ok(ExitCode::from(CHECK_FAILED))

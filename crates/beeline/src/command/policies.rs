@@ -114,7 +114,7 @@ fn detail(report: &PolicyReport) -> String {
         ("target", report.target.clone()),
         ("backends", backend_count(report)),
     ];
-    let mut text: String = head.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
+    let mut text = print::fields(10, &head);
     let row = |f: &PolicyFrontend| {
         vec![f.dialled.clone(), precedence(&f.precedence), print::or_dash(f.next.as_ref()), backends(f)]
     };
@@ -122,9 +122,10 @@ fn detail(report: &PolicyReport) -> String {
     if !rows.is_empty() {
         text.push_str(&format!("\n{}", print::table(&["DIALLED", "PRECEDENCE", "NEXT", "BACKENDS"], &rows)));
     }
-    text.extend(report.left_out.iter().map(|refusal| format!("left out   {}\n", refusal.message)));
-    let pending = |pod: &String| format!("pending    pod {pod}: used as soon as its cgroup is found below --cgroup\n");
-    text.extend(report.without_cgroup.iter().map(pending));
+    let left_out = report.left_out.iter().map(|refusal| ("left out", refusal.message.clone()));
+    let pending = |pod: &String| ("pending", format!("pod {pod}: used as soon as its cgroup is found below --cgroup"));
+    let rest: Vec<(&str, String)> = left_out.chain(report.without_cgroup.iter().map(pending)).collect();
+    text.push_str(&print::fields(10, &rest));
     text
 }
 

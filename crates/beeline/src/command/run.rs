@@ -3,6 +3,7 @@
 //! its place, so that the exit code is that of the command.
 
 use crate::args::RunArgs;
+use crate::print;
 use anyhow::{Context, anyhow, bail};
 use beeline_api::AgentClient;
 use std::io::ErrorKind;
@@ -23,7 +24,7 @@ pub fn run(run: &RunArgs) -> anyhow::Result<ExitCode> {
     let (program, args) = run.command.split_first().ok_or_else(|| anyhow!("no command to run"))?;
     // exec() returns only if it fails.
     let error = Command::new(program).args(args).exec();
-    eprintln!("beeline: {program}: {error}");
+    print::err(format_args!("beeline: {program}: {error}"));
     Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { COMMAND_NOT_FOUND } else { CANNOT_EXECUTE }))
 }
 

@@ -211,7 +211,7 @@ fn table(rows: &[FrontendRow], width: usize) -> String {
     let mut all = format!("{}\n", lines.next().unwrap_or_default());
     for (index, (line, row)) in lines.zip(rows).enumerate() {
         if layout == Layout::OwnLine && is_first_of_service(rows, index) {
-            all.push_str(&format!("{}\n", row.full_service()));
+            all.push_str(&format!("{}\n", print::escape(&row.full_service())));
         }
         all.push_str(&format!("{line}\n"));
     }

@@ -87,6 +87,40 @@ fn events_name_pod_and_container() {
     assert!(events[0]["pod"].is_null(), "{events:?}");
 }
 
+/// A host user creates the name of a pod in the cgroup that is delegated to the user.
+#[test]
+fn a_pods_name_in_a_delegated_cgroup_is_not_the_pod() {
+    const USER: u32 = 65_534;
+    let fixture = fixture_with_pods(&json!({ "beeline.dev/resolve": "off" }));
+    let _server = fixture.network.pod(0).serve(8080).unwrap();
+    let _outside = fixture.serve_outside(&web()[..2]);
+    assert!(fixture.status()["kernel"]["kubeletRoot"].is_null());
+    let delegated = fixture.network.node().cgroup.child("user").unwrap();
+    std::os::unix::fs::chown(delegated.path(), Some(USER), None).unwrap();
+    let names = ["kubepods".to_owned(), format!("pod{}", uid(0)), CONTAINER.to_owned()];
+    let mut forged = vec![delegated];
+    for name in names {
+        let next = forged.last().unwrap().child(&name).unwrap();
+        std::os::unix::fs::chown(next.path(), Some(USER), None).unwrap();
+        forged.push(next);
+    }
+    let forger = client(&fixture, &forged);
+    // Another pod is found where the kubelet creates it, so the agent has looked for cgroups by then.
+    let cgroups = create_cgroups(&fixture, &layouts()[1]);
+    let excluded = client(&fixture, &cgroups);
+    let name = |client: &Client| client.dial(&DialRequest::new(DialKind::Tcp, web()[0])).unwrap().name().to_owned();
+    wait_until("the pod is excluded from resolution", || name(&excluded) == "outside");
+    assert_eq!(name(&forger), "pod-a", "a process outside of the kubelet's cgroups is excluded like a pod");
+    let root = fixture.network.node().cgroup.path().display().to_string();
+    assert_eq!(fixture.status()["kernel"]["kubeletRoot"], json!(root));
+    let text = fixture.beeline(&["status"]).stdout;
+    assert!(text.contains(&format!("pod cgroups        below {root};")), "{text}");
+    let cgroup = forged.last().unwrap().id().unwrap().to_string();
+    let dial = || drop(assert_resolved(&forger, &DialRequest::new(DialKind::Tcp, web()[0]), &["pod-a"]));
+    let events = monitor(&fixture, &["--cgroup", &cgroup], 1, dial);
+    assert!(events[0]["pod"].is_null(), "{events:?}");
+}
+
 #[test]
 fn an_annotation_excludes_a_pod_from_resolution() {
     let fixture = fixture_with_pods(&json!({ "beeline.dev/resolve": "off" }));

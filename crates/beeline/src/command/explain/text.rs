@@ -22,10 +22,9 @@ pub fn explanation(e: &DialExplanation) -> String {
         let affinity = if affinity > 0 { format!("; session affinity {affinity} s") } else { String::new() };
         lines.push(("set", format!("{set}, {}{affinity}", plural(e.backends.len(), "backend"))));
     }
-    let mut text: String = lines.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
-    text.extend(
-        e.backends.iter().map(|backend| format!("{:<10} -> {}\n", "", with_pod(backend, e.endpoints.as_ref()))),
-    );
+    let backend = |backend: &String| ("", format!("-> {}", with_pod(backend, e.endpoints.as_ref())));
+    lines.extend(e.backends.iter().map(backend));
+    let mut text = print::fields(10, &lines);
     text.push_str(&order(e));
     match (&e.endpoints, &e.service) {
         (Some(explanation), _) => text.push_str(&endpoints(explanation)),
@@ -65,7 +64,8 @@ fn order(e: &DialExplanation) -> String {
         let rows: Vec<Vec<String>> = e.order.iter().map(row).collect();
         text = format!("\n{}", print::table(&["ORDER", "BACKENDS", "LIMIT", "OUTCOME"], &rows));
     }
-    text.extend(e.skipped_policies.iter().map(|skipped| format!("skipped    {}: {}\n", skipped.policy, skipped.why)));
+    let skipped = e.skipped_policies.iter().map(|skipped| ("skipped", format!("{}: {}", skipped.policy, skipped.why)));
+    text.push_str(&print::fields(10, &skipped.collect::<Vec<_>>()));
     text
 }
 
@@ -74,9 +74,11 @@ fn endpoints(explanation: &ServiceExplanation) -> String {
     let mut text = format!(
         "\ntraffic policies: internalTrafficPolicy {internal_policy}, externalTrafficPolicy {external_policy}\n"
     );
-    explanation.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
+    let notes = explanation.notes.iter().map(|note| ("note:", note.clone()));
+    text.push_str(&print::fields(5, &notes.collect::<Vec<_>>()));
     for family in &explanation.families {
-        text.push_str(&format!("\n{} endpoints; topology: {}\n", family.family, family.topology));
+        let topology = print::escape(&family.topology);
+        text.push_str(&format!("\n{} endpoints; topology: {topology}\n", family.family));
         let rows: Vec<Vec<String>> = family.endpoints.iter().map(endpoint_row).collect();
         let header = ["ENDPOINT", "POD", "NODE", "CONDITIONS", "SETS", "WHY"];
         text.push_str(&print::table(&header, &rows));

@@ -10,7 +10,7 @@ use beeline_model::rules::HostRole;
 type Line = (&'static str, String);
 
 fn render(lines: &[Line]) -> String {
-    lines.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect()
+    print::fields(18, lines)
 }
 
 pub fn tables(status: &TablesStatus) -> String {
@@ -36,7 +36,8 @@ pub fn agent(status: &AgentStatus) -> String {
     lines.extend(sources(status));
     lines.extend(waiting(status).map(|text| ("waiting", text)));
     lines.extend(kernel(status));
-    lines.push(("events", status.events.clone()));
+    lines.extend(pod_cgroups(status));
+    lines.push(("events", events(status)));
     lines.extend(status.dns.as_ref().map(|status| ("dns", dns(status))));
     lines.extend(counts(status));
     render(&lines) + &refusals(&status.refusals)
@@ -149,6 +150,23 @@ fn kernel(status: &AgentStatus) -> [Line; 2] {
             ),
         ),
     ]
+}
+
+fn events(status: &AgentStatus) -> String {
+    match status.monitors {
+        0 => format!("{}, while a monitor is open (none is)", status.events),
+        monitors => format!("{}, to {}", status.events, plural(monitors, "monitor")),
+    }
+}
+
+/// Hosts outside have no pods.
+fn pod_cgroups(status: &AgentStatus) -> Option<Line> {
+    let text = match &status.kernel.kubelet_root {
+        Some(root) => format!("below {root}; cgroups with the name of a pod elsewhere are ignored"),
+        None if status.host_role == HostRole::Outside => return None,
+        None => format!("none found below {} for the known pods of this node", status.kernel.cgroup),
+    };
+    Some(("pod cgroups", text))
 }
 
 fn counts(status: &AgentStatus) -> Vec<Line> {

@@ -4,7 +4,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::task::AbortHandle;
 
@@ -15,62 +15,66 @@ pub struct ConnectionLimits {
 }
 
 #[derive(Debug)]
-struct Connection {
-    peer: IpAddr,
+struct Connection<P> {
+    peer: P,
     /// A request is in progress.
     busy: bool,
     /// Closes the connection.
     abort: Option<AbortHandle>,
 }
 
-#[derive(Debug, Default)]
-struct ConnectionTable {
+#[derive(Debug)]
+struct ConnectionTable<P> {
     /// By number, which increases with each new connection.
-    connections: BTreeMap<u64, Connection>,
-    per_peer: HashMap<IpAddr, usize>,
+    connections: BTreeMap<u64, Connection<P>>,
+    per_peer: HashMap<P, usize>,
     next: u64,
 }
 
+/// `P` identifies a peer: an address, or a process. Several listeners may share one limiter.
 #[derive(Clone, Debug)]
-pub struct ConnectionLimiter {
+pub struct ConnectionLimiter<P> {
     limits: ConnectionLimits,
-    table: Arc<Mutex<ConnectionTable>>,
+    table: Arc<Mutex<ConnectionTable<P>>>,
 }
 
 /// One counted connection. Dropping it frees the slot.
 #[derive(Debug)]
-pub struct ConnectionSlot {
-    limiter: ConnectionLimiter,
+pub struct ConnectionSlot<P: Copy + Eq + Hash> {
+    limiter: ConnectionLimiter<P>,
     number: u64,
 }
 
-impl ConnectionLimiter {
-    pub fn new(limits: ConnectionLimits) -> ConnectionLimiter {
-        ConnectionLimiter { limits, table: Arc::default() }
+impl<P: Copy + Eq + Hash> ConnectionLimiter<P> {
+    pub fn new(limits: ConnectionLimits) -> ConnectionLimiter<P> {
+        let table = ConnectionTable { connections: BTreeMap::new(), per_peer: HashMap::new(), next: 0 };
+        ConnectionLimiter { limits, table: Arc::new(Mutex::new(table)) }
     }
 
-    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable<P>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `None` if all connections that the peer may have are busy.
-    pub fn acquire(&self, peer: IpAddr) -> Option<ConnectionSlot> {
-        let peer = peer.to_canonical();
+    pub fn acquire(&self, peer: P) -> Option<ConnectionSlot<P>> {
         let (number, replaced) = self.table().insert(peer, self.limits)?;
         // The lock is released first: an aborted connection drops its slot, which takes the lock.
         replaced.into_iter().for_each(|abort| abort.abort());
         Some(ConnectionSlot { limiter: self.clone(), number })
     }
 
-    /// Sets how the connection of a slot is closed if another connection replaces it.
+    /// Sets how the connection of a slot is closed if another connection replaces it. Closes it at once if that has
+    /// happened already, by another listener that shares the limiter.
     pub fn set_abort(&self, number: u64, abort: AbortHandle) {
         if let Some(connection) = self.table().connections.get_mut(&number) {
             connection.abort = Some(abort);
+            return;
         }
+        abort.abort();
     }
 }
 
-impl ConnectionSlot {
+impl<P: Copy + Eq + Hash> ConnectionSlot<P> {
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -82,14 +86,14 @@ impl ConnectionSlot {
     }
 }
 
-impl Drop for ConnectionSlot {
+impl<P: Copy + Eq + Hash> Drop for ConnectionSlot<P> {
     fn drop(&mut self) {
         self.limiter.table().remove(self.number);
     }
 }
 
-impl ConnectionTable {
-    fn insert(&mut self, peer: IpAddr, limits: ConnectionLimits) -> Option<(u64, Vec<AbortHandle>)> {
+impl<P: Copy + Eq + Hash> ConnectionTable<P> {
+    fn insert(&mut self, peer: P, limits: ConnectionLimits) -> Option<(u64, Vec<AbortHandle>)> {
         let mut replaced = Vec::new();
         if self.count(&peer) >= limits.per_peer {
             let idle = self.first_to_replace(|connection| connection.peer == peer && !connection.busy)?;
@@ -106,11 +110,11 @@ impl ConnectionTable {
         Some((number, replaced))
     }
 
-    fn count(&self, peer: &IpAddr) -> usize {
+    fn count(&self, peer: &P) -> usize {
         self.per_peer.get(peer).copied().unwrap_or(0)
     }
 
-    fn first_to_replace(&self, is_candidate: impl Fn(&Connection) -> bool) -> Option<u64> {
+    fn first_to_replace(&self, is_candidate: impl Fn(&Connection<P>) -> bool) -> Option<u64> {
         let candidates = self.connections.iter().filter(|(_, connection)| is_candidate(connection));
         let worst = candidates
             .max_by_key(|(number, connection)| (!connection.busy, self.count(&connection.peer), Reverse(**number)));
@@ -133,22 +137,18 @@ impl ConnectionTable {
 mod tests {
     use super::*;
 
-    fn peer(n: u8) -> IpAddr {
-        IpAddr::from([10, 0, 0, n])
-    }
-
-    fn numbers(limiter: &ConnectionLimiter) -> Vec<u64> {
+    fn numbers(limiter: &ConnectionLimiter<u8>) -> Vec<u64> {
         limiter.table().connections.keys().copied().collect()
     }
 
     #[test]
     fn a_peer_at_its_limit_replaces_its_own_idle_connections() {
         let limiter = ConnectionLimiter::new(ConnectionLimits { total: 10, per_peer: 2 });
-        let slots: Vec<ConnectionSlot> = (0..3).filter_map(|_| limiter.acquire(peer(1))).collect();
+        let slots: Vec<ConnectionSlot<u8>> = (0..3).filter_map(|_| limiter.acquire(1)).collect();
         assert_eq!((slots.len(), numbers(&limiter)), (3, vec![1, 2]), "the first connection was replaced");
         slots.iter().for_each(|slot| slot.set_busy(true));
-        assert!(limiter.acquire(peer(1)).is_none(), "all connections of the peer are busy");
-        assert!(limiter.acquire(peer(2)).is_some());
+        assert!(limiter.acquire(1).is_none(), "all connections of the peer are busy");
+        assert!(limiter.acquire(2).is_some());
         drop(slots);
         assert!(limiter.table().per_peer.is_empty() && numbers(&limiter).is_empty());
     }
@@ -156,10 +156,21 @@ mod tests {
     #[test]
     fn the_peer_with_the_most_connections_loses_one_first() {
         let limiter = ConnectionLimiter::new(ConnectionLimits { total: 4, per_peer: 3 });
-        let one = limiter.acquire(peer(1)).unwrap();
-        let many: Vec<ConnectionSlot> = (0..3).filter_map(|_| limiter.acquire(peer(2))).collect();
+        let one = limiter.acquire(1).unwrap();
+        let many: Vec<ConnectionSlot<u8>> = (0..3).filter_map(|_| limiter.acquire(2)).collect();
         many[0].set_busy(true);
-        let other = limiter.acquire(peer(3)).unwrap();
+        let other = limiter.acquire(3).unwrap();
         assert_eq!(numbers(&limiter), [one.number(), many[0].number(), many[2].number(), other.number()]);
+    }
+
+    /// Two listeners share a limiter: one replaces the connection that the other has just accepted.
+    #[tokio::test]
+    async fn a_connection_that_is_replaced_before_it_is_served_is_closed() {
+        let limiter = ConnectionLimiter::new(ConnectionLimits { total: 1, per_peer: 1 });
+        let first = limiter.acquire(1).unwrap();
+        let _second = limiter.acquire(2).unwrap();
+        let served = tokio::spawn(std::future::pending::<()>());
+        limiter.set_abort(first.number(), served.abort_handle());
+        assert!(served.await.unwrap_err().is_cancelled());
     }
 }

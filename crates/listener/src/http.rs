@@ -1,7 +1,7 @@
-//! Serves HTTP/1.1 with a limit for connections ([`crate::connection_limiter`]) and a time limit for everything that a
-//! peer does, so that slow or idle peers cannot block the listener.
+//! Serves HTTP/1.1 with a limit for connections ([`ConnectionLimiter`]) and a time limit for everything that a peer does, so
+//! that slow or idle peers cannot block the listener.
 
-use crate::connection_limiter::{ConnectionLimiter, ConnectionLimits, ConnectionSlot};
+use crate::{AcceptErrors, ConnectionLimiter, ConnectionLimits, ConnectionSlot};
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
@@ -11,6 +11,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -27,17 +28,31 @@ const MAX_CONNECTION_AGE: Duration = Duration::from_secs(300);
 /// that.
 const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
 
-#[derive(Clone, Copy, Debug)]
-pub struct ListenerConfig {
-    pub limits: ConnectionLimits,
+#[derive(Clone, Debug)]
+pub struct HttpListenerConfig {
+    /// What is served, for the log.
+    pub name: &'static str,
+    pub limiter: ConnectionLimiter<IpAddr>,
     pub keep_alive: bool,
 }
 
-/// Accepts connections until the future is dropped. Connections that are open then continue in `connections`.
-/// `handshake` prepares a connection, for example with TLS; `None` means that it failed.
+impl HttpListenerConfig {
+    pub fn new(name: &'static str, limits: ConnectionLimits) -> HttpListenerConfig {
+        HttpListenerConfig { name, limiter: ConnectionLimiter::new(limits), keep_alive: true }
+    }
+}
+
+/// Serves HTTP without TLS until the future is dropped.
+pub async fn serve_plain(listener: TcpListener, config: HttpListenerConfig, app: Router) {
+    let no_handshake = |stream: TcpStream| std::future::ready(Some(stream));
+    serve(listener, config, app, &mut JoinSet::new(), no_handshake).await;
+}
+
+/// Accepts connections until the future is dropped. Connections that are open then continue in `connections`. `handshake`
+/// prepares a connection, for example with TLS; `None` means that it failed.
 pub async fn serve<S, F>(
     listener: TcpListener,
-    config: ListenerConfig,
+    config: HttpListenerConfig,
     app: Router,
     connections: &mut JoinSet<()>,
     handshake: impl Fn(TcpStream) -> F,
@@ -46,33 +61,34 @@ pub async fn serve<S, F>(
     F: Future<Output = Option<S>> + Send + 'static,
 {
     let app = app.layer(from_fn(limit_request_time)).layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
-    let limiter = ConnectionLimiter::new(config.limits);
+    let HttpListenerConfig { name, limiter, keep_alive } = config;
+    let mut errors = AcceptErrors::new(name);
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let Some(slot) = limiter.acquire(peer.ip()).map(Arc::new) else { continue };
+                let Some(slot) = limiter.acquire(peer.ip().to_canonical()).map(Arc::new) else { continue };
                 let (number, stream) = (slot.number(), handshake(stream));
                 let app = app.clone().layer(Extension(slot.clone()));
                 let abort = connections.spawn(async move {
                     if let Ok(Some(stream)) = tokio::time::timeout(HEADER_TIMEOUT, stream).await {
-                        serve_connection(stream, app, config.keep_alive).await;
+                        serve_connection(stream, app, keep_alive).await;
                     }
                     drop(slot);
                 });
                 limiter.set_abort(number, abort);
             }
-            // For example too many open files, or a connection that was reset. The listener continues.
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection, retrying");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
+            Err(error) => errors.pause(&error).await,
         }
         while connections.try_join_next().is_some() {}
     }
 }
 
 /// Applies the time limit of a request, and marks the connection as busy meanwhile.
-async fn limit_request_time(Extension(slot): Extension<Arc<ConnectionSlot>>, request: Request, next: Next) -> Response {
+async fn limit_request_time(
+    Extension(slot): Extension<Arc<ConnectionSlot<IpAddr>>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let timed_out = || (StatusCode::REQUEST_TIMEOUT, "the request exceeded its time limit").into_response();
     slot.set_busy(true);
     let response = tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await.unwrap_or_else(|_| timed_out());
@@ -115,9 +131,8 @@ mod tests {
         let (address, mut tasks) = (listener.local_addr().unwrap(), JoinSet::new());
         let app = Router::new().route("/ok", get(async || "ok")).route("/echo", post(async |body: String| body));
         tasks.spawn(async move {
-            let no_handshake = |stream: TcpStream| std::future::ready(Some(stream));
-            let config = ListenerConfig { limits: ConnectionLimits { total, per_peer }, keep_alive: false };
-            serve(listener, config, app, &mut JoinSet::new(), no_handshake).await;
+            let config = HttpListenerConfig::new("test", ConnectionLimits { total, per_peer });
+            serve_plain(listener, HttpListenerConfig { keep_alive: false, ..config }, app).await;
         });
         (address, tasks)
     }
