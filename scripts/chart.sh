@@ -132,6 +132,9 @@ check() {
     lacks 'resource-policy' "${all[@]}"
     lacks 'CustomResourceDefinition' --set crds.install=false
     lacks 'helm.sh/hook' --set uninstall.detach=false
+    has '^          localhostProfile: beeline/agent.json$' --values deploy/profiles/values.yaml
+    has '^              localhostProfile: beeline-agent$' --values deploy/profiles/values.yaml
+    lacks 'RuntimeDefault|Unconfined' --values deploy/profiles/values.yaml --show-only templates/daemonset.yaml
     has '^ +image: "?ghcr.io/beeline-dev/beeline@sha256:0{64}"?$' "${all[@]}"
     lacks 'image: .*:0.1.0' "${all[@]}"
     refused digest --set image.digest=0.1.0
