@@ -66,6 +66,8 @@ check: ## check formatting, lints, naming rules, licences of dependencies, shell
 	cargo test --workspace --test naming
 	cargo-deny --log-level error check bans licenses sources
 	for script in .ci/run scripts/*.sh deploy/kubectl-beeline deploy/detach-wait; do bash -n "$$script"; done
+	scripts/advisories.sh
+	apparmor_parser --skip-kernel-load --skip-cache deploy/profiles/apparmor
 	busybox sh -n scripts/kernels/init 2>/dev/null || sh -n scripts/kernels/init
 
 bench: ## measure the socket path against direct, nftables and iptables; table, plot, JSON
@@ -171,11 +173,12 @@ test-deb: ## install, upgrade and purge the package in a private root, and check
 	cargo build --workspace
 	scripts/deb-check.sh target/debug/beeline
 
-# IMAGE names the image, PUSH=1 pushes it to its registry (log in with `buildah login` first).
-image: ## build the container image with buildah, at target/image/beeline.tar; pulls nothing
+# IMAGE names the image, PUSH=1 pushes it to its registry (log in with `buildah login` first), SIGN_KEY signs the files with
+# this minisign key.
+image: ## build the container image and its SBOM in target/image with buildah; pulls nothing
 	@scripts/setup.sh build image
 	$(MAKE) node-binary
-	IMAGE='$(IMAGE)' PUSH='$(PUSH)' scripts/image.sh
+	IMAGE='$(IMAGE)' PUSH='$(PUSH)' SIGN_KEY='$(SIGN_KEY)' scripts/image.sh
 
 clean: ## remove target/; the cache of tools and kernels stays
 	cargo clean

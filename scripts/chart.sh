@@ -101,6 +101,7 @@ lacks() {
 check() {
     "$helm" lint --quiet "$chart"
     "$helm" lint --quiet "$chart" --values "$chart/ci/everything.yaml"
+    "$helm" lint --quiet "$chart" --values "$chart/ci/clusters.yaml"
     drift
     local all=(--values "$chart/ci/everything.yaml")
     template "${all[@]}" >/dev/null
@@ -131,12 +132,44 @@ check() {
     lacks 'resource-policy' "${all[@]}"
     lacks 'CustomResourceDefinition' --set crds.install=false
     lacks 'helm.sh/hook' --set uninstall.detach=false
+    has '^          localhostProfile: beeline/agent.json$' --values deploy/profiles/values.yaml
+    has '^              localhostProfile: beeline-agent$' --values deploy/profiles/values.yaml
+    lacks 'RuntimeDefault|Unconfined' --values deploy/profiles/values.yaml --show-only templates/daemonset.yaml
+    has '^ +image: "?ghcr.io/beeline-dev/beeline@sha256:0{64}"?$' "${all[@]}"
+    lacks 'image: .*:0.1.0' "${all[@]}"
+    refused digest --set image.digest=0.1.0
+    has '^    verbs: \[list, deletecollection\]$'
+    check_config
     refused apiServers --set besideKubeProxy=false
     refused besideKubePorxy --set besideKubePorxy=true
     refused nodeSource --set nodeSource=all
     refused apiServers --set 'apiServers={10.0.0.1}'
     refused pinDir --set pinDir=/tmp/pins
     say "the chart lints and renders, invalid values are refused, and deploy/manifests is up to date"
+}
+
+# The configuration file: the agent must accept it together with the arguments that the chart gives it.
+check_config() {
+    local clusters=(--values "$chart/ci/clusters.yaml") agent=(--show-only templates/daemonset.yaml)
+    has '^  name: beeline-config$' "${clusters[@]}"
+    has '^              - secret: \{name: beeline-clusters\}$' "${clusters[@]}"
+    has '^            - \{name: state, mountPath: /var/lib/beeline\}$' "${clusters[@]}"
+    has '^    resourceNames: \[kube-system\]$' "${clusters[@]}"
+    lacks '--api-server=' "${clusters[@]}" "${agent[@]}"
+    lacks 'beeline-config|--config=|mountPath: /etc/beeline|name: state'
+    refused configSecret --set configSecret=other
+    refused clusters --set-json 'config={"clusters":[]}'
+    local dir arguments
+    dir=$(mktemp -d)
+    template "${clusters[@]}" "${agent[@]}" | sed -n '/^  config.yaml: |$/,/^---$/{s/^    //p}' >"$dir/config.yaml"
+    # Only what the host decides is replaced: paths, and the sources, which need the cluster.
+    sed -i "s#^    kubeconfig:.*#    manifests: $dir#; s#^  - apiServers:#  - manifests: $dir#; /^    - https:/d" "$dir/config.yaml"
+    mapfile -t arguments < <(template "${clusters[@]}" "${agent[@]}" |
+        sed -n '/^          args:$/,/^          env:$/{s/^            - //p}' | tr -d '"' | sed "s#/etc/beeline/#$dir/#")
+    cargo build --quiet --workspace --bin beeline
+    target/debug/beeline plan "${arguments[@]:1}" --node-name node-1 >/dev/null ||
+        die "the agent refuses the configuration of ci/clusters.yaml" "compare $dir/config.yaml with docs/options.md"
+    rm -rf "$dir"
 }
 
 helm

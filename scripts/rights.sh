@@ -2,8 +2,8 @@
 # Checks that the agent needs exactly the capabilities of deploy/manifests/beeline.yaml: scripts/rights.sh [CAPABILITY...]
 #
 # Runs the agent like the chart's container (root, own pid namespace, slave mounts, no new privileges). All listed
-# capabilities together must be enough, and without each one a stage must fail. With arguments: one run with only these
-# capabilities.
+# capabilities together must be enough, also under deploy/profiles/seccomp.json, and without each one a stage must fail. With
+# arguments: one run with only these capabilities.
 #
 # Stages: start and self-test; a connected UDP socket of another user in a network namespace, whose backend is removed; a
 # second start that adopts the tables; cleanup without any capability. All names are private and are removed.
@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 
 beeline=${BEELINE:-target/debug/beeline}
 manifest=deploy/manifests/beeline.yaml
+seccomp=deploy/profiles/seccomp.json
 die() {
     echo "rights: $1" >&2
     echo "    next: $2" >&2
@@ -24,7 +25,7 @@ cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)
 
 name=rights-$$
 group=$cgroups/$name pins=/sys/fs/bpf/$name dir=$(mktemp -d)
-agent='' client='' capabilities=''
+agent='' client='' capabilities='' filter=''
 
 # --- environment ----------------------------------------------------------------------------------------------
 
@@ -66,13 +67,15 @@ set_up() {
 limited() {
     local bounds=-all word
     for word in $capabilities; do bounds+=,+$word; done
-    setpriv --bounding-set="$bounds" --inh-caps=-all --no-new-privs "$@"
+    # Split into words: a program that sets the seccomp filter, and its profile.
+    # shellcheck disable=SC2086
+    setpriv --bounding-set="$bounds" --inh-caps=-all --no-new-privs $filter "$@"
 }
 
 # unshare does not forward signals; --kill-child ends the agent together with unshare.
 start_agent() {
     export -f limited
-    export capabilities
+    export capabilities filter
     : >"$dir/log" # The loop below reads the log before the agent has written to it.
     unshare --mount --propagation slave --pid --fork --kill-child --mount-proc bash -c 'limited "$@"' limited "$beeline" agent \
         --manifests "$dir/manifests" --node-name node-1 --cgroup "$group" --pin-dir "$pins" --socket "$dir/socket" \
@@ -163,6 +166,15 @@ mapfile -t listed < <(awk '/^ +add:$/ { on = 1; next } on && /^ +- / { print $2;
 output=$(run "${listed[*],,}")
 [[ -z $output ]] || die "with ${listed[*]}: $output" "a capability is missing in deploy/chart/templates/daemonset.yaml"
 echo "with ${listed[*]}: everything works"
+
+/usr/bin/python3 -c 'import seccomp' 2>/dev/null || die "python3-seccomp is missing" "scripts/setup.sh test"
+filter="scripts/seccomp-run.py $seccomp"
+output=$(run "${listed[*],,}")
+[[ -z $output ]] || die "under $seccomp: $output" "strace -f the agent, and add the system call to the profile"
+! limited true 2>/dev/null || ! limited unshare --mount true 2>/dev/null ||
+    die "$seccomp allows new namespaces" "check the rules of clone and unshare"
+echo "under $seccomp: everything works"
+filter=''
 
 # SYS_ADMIN implies the other capabilities, so they are tested without it.
 narrow=()

@@ -6,12 +6,12 @@
 #   build     compilers for Rust and eBPF
 #   run       root, a kernel with BPF and BTF, bpffs and cgroup2 (for the demo)
 #   test      run, and the programs that the tests use
-#   check     formatters and cargo-deny
+#   check     formatters, cargo-deny and the parser of AppArmor profiles
 #   kernels   qemu and the tools that build a small guest
 #   fuzz      cargo-fuzz
 #   cluster   run, and the programs that the kit's Kubernetes nodes use (the kit builds the rest into its cache)
 #   cross     a C compiler for arm64
-#   image     buildah and mmdebstrap, to build the container image
+#   image     buildah and mmdebstrap, to build the container image; minisign, to sign it
 #   deb       tools that build and check the Debian package
 #   outside   cluster, and the programs that hosts outside the cluster use
 #   guest     qemu, and the tools that build a Debian guest
@@ -36,12 +36,12 @@ die() {
 
 build_packages=(clang-19 gcc libc6-dev make pkg-config libelf-dev zlib1g-dev)
 run_packages=(iproute2 util-linux)
-test_packages=(bind9-dnsutils bpftool curl iptables nftables procps prometheus python3 unbound)
-check_packages=(clang-format-19)
+test_packages=(bind9-dnsutils bpftool curl iptables minisign nftables procps prometheus python3 python3-seccomp unbound)
+check_packages=(apparmor clang-format-19)
 kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-x86 xz-utils)
 fuzz_packages=(g++)
 cluster_packages=(conntrack curl ethtool gcc iptables libc6-dev libseccomp2 nftables openssl procps python3-pip socat)
-image_packages=(buildah mmdebstrap)
+image_packages=(buildah minisign mmdebstrap python3)
 outside_packages=(bird2 hostname)
 guest_packages=(e2fsprogs mmdebstrap passt qemu-system-x86)
 cross_packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross dpkg)

@@ -10,7 +10,7 @@ fn root() -> PathBuf {
 }
 
 /// For each crate, the crates of this workspace that it may depend on (except for tests).
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 11] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 12] = [
     ("beeline-model", &[]),
     ("beeline-api", &["beeline-model"]),
     ("beeline-kit", &[]),
@@ -241,13 +241,33 @@ fn a_part_that_fails_or_does_not_run_is_a_failure() {
 fn the_examples_of_policies_give_the_documented_plan() {
     let plan = |node: &str| {
         let mut plan = std::process::Command::new(env!("CARGO_BIN_EXE_beeline"));
-        let output = plan.args(["plan", "--manifests", "examples/policies", "--node-name", node]).current_dir(root());
+        let output = plan.args(["plan", "--manifests", "examples/plan", "--node-name", node]).current_dir(root());
         String::from_utf8(output.output().unwrap().stdout).unwrap()
     };
     let (with_cache, without) = (plan("node-1"), plan("node-2"));
     assert!(with_cache.contains("10.96.0.10:53/UDP      10.244.1.3:53, then kube-system/kube-dns"), "{with_cache}");
     assert!(without.contains("10.96.0.10:53/UDP      none (next), then kube-system/kube-dns"), "{without}");
     assert!(with_cache.contains("169.254.0.90:5432/TCP  192.0.2.5:5432 192.0.2.6:5432"), "{with_cache}");
+}
+
+/// `kubectl apply -f` of an example must not replace objects of a cluster, kube-dns for example.
+#[test]
+fn examples_with_objects_of_a_cluster_say_that_they_must_not_be_applied() {
+    let mut checked = [0, 0];
+    for folder in ["policies", "plan", "manifests", "try"] {
+        for entry in std::fs::read_dir(root().join("examples").join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let kinds = text.lines().filter_map(|line| line.strip_prefix("kind: "));
+            let only_policies = kinds.clone().count() > 0 && kinds.clone().all(|kind| kind.ends_with("Policy"));
+            let first = text.lines().next().unwrap();
+            let warns = first.starts_with("# Only for `beeline ") && first.contains("apply it to a cluster");
+            assert_eq!(only_policies, !warns, "{}: {first}", path.display());
+            assert!(!only_policies || text.contains("\n# Needs: "), "{}: what it needs", path.display());
+            checked[usize::from(only_policies)] += 1;
+        }
+    }
+    assert!(checked[0] >= 8 && checked[1] >= 4, "{checked:?}");
 }
 
 fn subcommands() -> Vec<String> {

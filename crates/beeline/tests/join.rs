@@ -1,18 +1,19 @@
 //! `beeline join` and `beeline leave` without a cluster: invalid join codes, and files that must not be changed.
 //! tests/api_server/join.rs has the tests with an API server.
 
+mod fixture;
+
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use beeline_harness::wait_until;
 use beeline_join::{Credential, JoinCode, Token};
+use fixture::{AgentFixture, BEELINE};
 use rustix::fs::{FlockOperation, flock};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
-
-const BEELINE: &str = env!("CARGO_BIN_EXE_beeline");
 
 fn token(seconds: i64) -> Token {
     token_in("beeline-hosts", seconds)
@@ -182,6 +183,16 @@ impl TestHostFiles {
     fn leave(&self, name: &str) -> Output {
         self.leave_command(name).output().unwrap()
     }
+
+    /// `beeline leave` without `--root`, so that the agent is stopped too. A mount namespace shows these files as `/etc` and
+    /// `/var/lib`, and an empty `/run` hides the machine's systemd.
+    fn leave_as_root_directory(&self, name: &str, pin_dir: &Path) -> Output {
+        const SCRIPT: &str = "mount --bind \"$0/etc\" /etc && mount --bind \"$0/var/lib\" /var/lib && \
+            mount -t tmpfs tmpfs /run && exec \"$1\" leave \"$2\" --pin-dir \"$3\"";
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT]);
+        unshare.arg(self.dir.path()).args([BEELINE, name]).arg(pin_dir).output().unwrap()
+    }
 }
 
 #[test]
@@ -205,6 +216,27 @@ fn leave_removes_the_token_first_and_can_be_continued() {
     for strange in ["../blue", ".", "/etc"] {
         assert_eq!(host.leave(strange).status.code(), Some(3), "{strange}");
     }
+}
+
+#[test]
+fn leave_with_an_agent_started_by_hand_removes_the_token_and_continues_later() {
+    let mut fixture = AgentFixture::new();
+    fixture.start(&[]);
+    let host = TestHostFiles::new(&format!("cgroup: {}\n", fixture.network.cgroup().path().display()));
+    assert!(host.leave("green").status.success());
+    let output = host.leave_as_root_directory("blue", fixture.pin_dir());
+    let error = stderr(&output);
+    assert!(!output.status.success() && error.contains("stop it first"), "{error}");
+    for words in ["run `beeline leave blue` again", "`beeline revoke vm-1 --namespace edge`"] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    assert!(!host.folder("blue").join("token").exists(), "the token is removed first");
+    assert!(host.text().contains("blue"), "the agent still runs with this configuration");
+    fixture.stop();
+    let output = host.leave_as_root_directory("blue", fixture.pin_dir());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!host.folder("blue").exists() && !host.text().contains("blue"));
+    assert!(!fixture.pin_dir().join("links").exists(), "the hooks are detached");
 }
 
 #[test]

@@ -129,10 +129,7 @@ mod tests {
         let client = kube::Client::try_from(config).unwrap();
         let admission = AdmissionHandler::new(client, state_with(&settings()));
         let app = router(WebhookContext { admission, tokens });
-        tasks.spawn(async move {
-            let no_handshake = |stream: TcpStream| std::future::ready(Some(stream));
-            listener::serve(listener, CONFIG, app, &mut JoinSet::new(), no_handshake).await;
-        });
+        tasks.spawn(http::serve_plain(listener, HttpListenerConfig::new("webhook", LIMITS), app));
         (address, tasks)
     }
 

@@ -635,51 +635,51 @@ fn host_ports_and_node_proxies_follow_the_nodes() {
 
 #[test]
 fn a_policy_fails_if_it_is_refused_or_all_its_backends_are_left_out() {
-    let mut scene = Scene::new();
+    let mut agent = TestAgent::new();
     let proxy = pods("proxy", on_service(), RedirectMode::NodeProxy);
-    scene.policy(proxy.clone());
-    scene.policy(redirect("local", on_service()));
-    assert_eq!(scene.failures(), [], "no pod is selected");
+    agent.policy(proxy.clone());
+    agent.policy(redirect("local", on_service()));
+    assert_eq!(agent.failures(), [], "no pod is selected");
     let slice = published(&proxy, vec![endpoint("10.244.2.7", "n2"), endpoint("10.244.3.7", "n3")]);
-    scene.apply(Change::Upsert(Object::PolicySlice(slice)));
-    assert_eq!(scene.failures(), [("proxy".to_owned(), "nodeWithoutAddress")], "no node has an entry address");
-    assert_eq!(scene.state("proxy").backends, 0);
+    agent.apply(Change::Upsert(Object::PolicySlice(slice)));
+    assert_eq!(agent.failures(), [("proxy".to_owned(), "nodeWithoutAddress")], "no node has an entry address");
+    assert_eq!(agent.state("proxy").backends, 0);
     let entry = [address("100.64.0.2")].into();
-    scene.apply(Change::Upsert(Object::Node(Node { entry, ..node("n2", "172.18.0.3") })));
-    assert_eq!((scene.failures(), scene.state("proxy").backends), (Vec::new(), 1), "one pod is enough");
-    scene.policy(balance("refused", at_virtual("8.8.8.8"), &["192.0.2.2"]));
-    assert_eq!(scene.failures(), [("refused".to_owned(), "virtualAddressNotAllowed")]);
-    scene.apply(Change::Delete(ObjectKey::Policy(policy_name(PolicyKind::Balancing, "refused"))));
-    assert_eq!(scene.failures(), []);
+    agent.apply(Change::Upsert(Object::Node(Node { entry, ..node("n2", "172.18.0.3") })));
+    assert_eq!((agent.failures(), agent.state("proxy").backends), (Vec::new(), 1), "one pod is enough");
+    agent.policy(balance("refused", at_virtual("8.8.8.8"), &["192.0.2.2"]));
+    assert_eq!(agent.failures(), [("refused".to_owned(), "virtualAddressNotAllowed")]);
+    agent.apply(Change::Delete(ObjectKey::Policy(policy_name(PolicyKind::Balancing, "refused"))));
+    assert_eq!(agent.failures(), []);
 }
 
 #[test]
 fn an_address_endpoint_at_a_frontend_is_refused_while_it_is_one() {
-    let mut scene = Scene::new();
-    scene.policy(balance("p", on_service(), &["192.0.2.2", "10.96.0.77"]));
-    assert_eq!(scene.dial(SERVICE), "10.96.0.77:9053 192.0.2.2:9053");
+    let mut agent = TestAgent::new();
+    agent.policy(balance("p", on_service(), &["192.0.2.2", "10.96.0.77"]));
+    assert_eq!(agent.dial(SERVICE), "10.96.0.77:9053 192.0.2.2:9053");
     let other = Service {
         name: ServiceName::local("kube-system", "other"),
         cluster_ips: [address("10.96.0.77")].into(),
         load_balancer_ips: [].into(),
         ..dns()
     };
-    scene.apply(Change::Upsert(Object::Service(other.clone())));
-    assert_eq!((scene.reason("p"), scene.dial(SERVICE)), (Some("badBackend"), "10.244.2.5:53".into()));
-    let message = scene.state("p").refused.unwrap().message;
+    agent.apply(Change::Upsert(Object::Service(other.clone())));
+    assert_eq!((agent.reason("p"), agent.dial(SERVICE)), (Some("badBackend"), "10.244.2.5:53".into()));
+    let message = agent.state("p").refused.unwrap().message;
     assert!(
         message.starts_with("addressEndpoint 10.96.0.77 is the ClusterIP of Service kube-system/other,"),
         "{message}"
     );
-    scene.apply(Change::Delete(ObjectKey::Service(other.name)));
-    assert_eq!((scene.reason("p"), scene.state("p").backends), (None, 2));
-    scene.policy(balance("p", on_service(), &["fd00:bee::7", "192.0.2.2"]));
-    scene.policy(balance("virtual", at_virtual("fd00:bee::7"), &["2001:db8::1"]));
-    assert_eq!((scene.reason("p"), scene.dial(SERVICE)), (Some("badBackend"), "10.244.2.5:53".into()));
-    scene.apply(Change::Delete(ObjectKey::Policy(policy_name(PolicyKind::Balancing, "virtual"))));
-    assert_eq!((scene.reason("p"), scene.dial(SERVICE)), (None, "192.0.2.2:9053".into()));
-    scene.policy(balance("itself", at_virtual("fd00:bee::8"), &["fd00:bee::8"]));
-    assert_eq!(scene.reason("itself"), Some("badBackend"), "its own virtual address");
+    agent.apply(Change::Delete(ObjectKey::Service(other.name)));
+    assert_eq!((agent.reason("p"), agent.state("p").backends), (None, 2));
+    agent.policy(balance("p", on_service(), &["fd00:bee::7", "192.0.2.2"]));
+    agent.policy(balance("virtual", at_virtual("fd00:bee::7"), &["2001:db8::1"]));
+    assert_eq!((agent.reason("p"), agent.dial(SERVICE)), (Some("badBackend"), "10.244.2.5:53".into()));
+    agent.apply(Change::Delete(ObjectKey::Policy(policy_name(PolicyKind::Balancing, "virtual"))));
+    assert_eq!((agent.reason("p"), agent.dial(SERVICE)), (None, "192.0.2.2:9053".into()));
+    agent.policy(balance("itself", at_virtual("fd00:bee::8"), &["fd00:bee::8"]));
+    assert_eq!(agent.reason("itself"), Some("badBackend"), "its own virtual address");
 }
 
 #[test]

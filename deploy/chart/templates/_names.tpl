@@ -34,8 +34,15 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- define "beeline.args" -}}
 {{- $values := .Values -}}
 - agent
+{{- if $values.config }}
+- --config=/etc/beeline/config.yaml
+{{- end }}
+{{- if not $values.config.clusters }}
 {{- range $values.apiServers }}
 - --api-server={{ . }}
+{{- end }}
+{{- else }}
+- --state-dir={{ $values.stateDir }}
 {{- end }}
 - --node-source={{ $values.nodeSource }}
 - --controller={{ ternary "watch" "none" $values.controller.enabled }}

@@ -7,7 +7,7 @@ use crate::joined::{self, JoinedHost};
 use crate::options::{ClusterOptions, Options};
 use crate::print;
 use crate::systemd::Systemd;
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use beeline_api::AgentClient;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ pub fn run(leave: &LeaveArgs) -> anyhow::Result<ExitCode> {
     let name = choose(&host, leave.cluster.as_deref())?;
     let revoke = revoke_command(&host, name);
     if host.configuration.cluster(name).is_some() {
-        remove_from_configuration(leave, &host, name)?;
+        remove_from_configuration(leave, &host, name, &revoke)?;
     }
     let removed = host.remove_cluster(name)?;
     print::out(format_args!("left {name}"));
@@ -33,14 +33,17 @@ pub fn run(leave: &LeaveArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// If this is interrupted between two steps, `leave NAME` continues from there.
-fn remove_from_configuration(leave: &LeaveArgs, host: &JoinedHost, name: &str) -> anyhow::Result<()> {
+/// The token is removed first, so that no later error leaves it behind. If this is interrupted between two steps, `leave
+/// NAME` continues from there.
+fn remove_from_configuration(leave: &LeaveArgs, host: &JoinedHost, name: &str, revoke: &str) -> anyhow::Result<()> {
     let configuration = host.configuration.without(name)?;
     let is_last = configuration.clusters().is_empty();
-    if is_last {
-        stop_agent(leave, &host.configuration.options)?;
-    }
     host.remove_token(name)?;
+    if is_last {
+        // The next `leave` cannot read the host's name from the token any more, so the command is printed here.
+        let context = || format!("run `beeline leave {name}` again when this is solved, and `{revoke}` at the cluster");
+        stop_agent(leave, &host.configuration.options).with_context(context)?;
+    }
     host.save(&configuration)?;
     if !is_last {
         wait_for_reload(leave, &host.configuration.options, name);

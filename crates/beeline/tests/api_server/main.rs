@@ -20,5 +20,6 @@ mod proxy;
 mod snapshot;
 mod source_reader;
 mod two_clusters;
+mod uninstall;
 mod unusual_responses;
 mod watch;
