@@ -4,8 +4,8 @@
     scripts/sbom.py TARGET [DPKG-LIST]
 
 TARGET is the Rust target of the binary, such as x86_64-unknown-linux-gnu. The crates are those that are linked into the
-binary: the normal dependencies of the package `beeline` for that target, with licences from `cargo metadata` and checksums
-from Cargo.lock. DPKG-LIST adds the Debian packages of the image, one "NAME VERSION ARCHITECTURE" per line. The output has no
+binary of the image: the normal dependencies of the package `beeline` without default features for that target, with
+licences from `cargo metadata` and checksums from Cargo.lock. DPKG-LIST adds the Debian packages of the image, one "NAME VERSION ARCHITECTURE" per line. The output has no
 time and no random number, so the same sources give the same bytes.
 """
 import json
@@ -22,19 +22,16 @@ def metadata(target):
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def linked(graph, root):
-    """The ids of the packages that are linked into the root: its normal dependencies, without those of builds and tests."""
-    nodes = {node["id"]: node for node in graph["resolve"]["nodes"]}
-    found, queue = set(), [root]
-    while queue:
-        package = queue.pop()
-        if package in found:
-            continue
-        found.add(package)
-        for dependency in nodes[package]["deps"]:
-            if any(kind["kind"] is None for kind in dependency["dep_kinds"]):
-                queue.append(dependency["pkg"])
-    return found
+def linked(graph, target):
+    """The ids of the packages that are linked into the binary of the image, which is built without default features.
+
+    `cargo metadata` resolves the features of the whole workspace, with its tests; `cargo tree` those of one package.
+    """
+    command = ["cargo", "tree", "--locked", "-p", "beeline", "--no-default-features", "--target", target]
+    command += ["--edges=normal", "--prefix=none", "--no-dedupe", "--format={p}"]
+    text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    names = {(line.split()[0], line.split()[1].removeprefix("v")) for line in text.splitlines()}
+    return {package["id"] for package in graph["packages"] if (package["name"], package["version"]) in names}
 
 
 def checksums():
@@ -71,7 +68,7 @@ def document(target, packages):
     graph = metadata(target)
     by_id = {package["id"]: package for package in graph["packages"]}
     [root] = [package["id"] for package in graph["packages"] if package["name"] == "beeline" and not package["source"]]
-    found, sums = linked(graph, root), checksums()
+    found, sums = linked(graph, target), checksums()
     crates = [by_id[package] for package in found if package != root]
     crates.sort(key=lambda package: (package["name"], package["version"]))
     components = [crate(package, sums.get((package["name"], package["version"]))) for package in crates]

@@ -158,7 +158,7 @@ fn why(c: &Candidate, cluster: bool, local: bool, selection: &Selection) -> Stri
     let text = match (cluster, local) {
         (true, true) => "in both sets",
         (true, false) if c.local => "in the cluster set; the local set has ready endpoints",
-        (true, false) => "not local: in the cluster set",
+        (true, false) => "not on this node",
         (false, true) => "in the local set only: topology hints exclude it from the cluster set",
         (false, false) if c.ready => "ready, but excluded by topology hints",
         (false, false) if c.terminating && c.serving && any_ready => "terminating: used only while none is ready",

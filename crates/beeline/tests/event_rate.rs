@@ -52,7 +52,7 @@ fn refuse(client: &Client) {
 }
 
 #[test]
-fn refused_dials_cost_the_agent_nothing_while_nobody_reads_events() {
+fn refused_dials_cost_the_agent_nothing_without_a_monitor() {
     let _alone = fixture::run_alone();
     let mut fixture = fixture();
     assert_eq!((kernel_level(&fixture), &fixture.status()["events"]), (EventLevel::Off, &"failures".into()));

@@ -52,7 +52,19 @@ fn a_signed_release_is_verified_and_changed_files_are_refused() {
 /// The crates that cargo links into the binary, as `cargo tree` lists them.
 fn linked_crates(target: &str) -> BTreeSet<String> {
     let mut tree = Command::new(env!("CARGO"));
-    tree.args(["tree", "-p", "beeline", "-e", "normal", "--prefix", "none", "--no-dedupe", "-f", "{p}"]);
+    tree.args([
+        "tree",
+        "-p",
+        "beeline",
+        "--no-default-features",
+        "-e",
+        "normal",
+        "--prefix",
+        "none",
+        "--no-dedupe",
+        "-f",
+        "{p}",
+    ]);
     let output = tree.args(["--target", target, "--offline"]).current_dir(root()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();

@@ -73,7 +73,7 @@ fn a_restart_drops_no_dial_and_applies_changes_made_while_down() {
     assert_eq!(test.fixture.rows(), before, "a start without changes writes nothing");
     let now = self::pins(&test.fixture);
     let moved: Vec<_> = pins.iter().filter(|(path, inode)| now.get(*path) != Some(inode)).collect();
-    assert!(moved.len() == 1 && moved[0].0.ends_with("overflow"), "a pin of the same map stays: {moved:?}");
+    assert!(moved.len() == 1 && moved[0].0.ends_with("udp_overflow"), "a pin of the same map stays: {moved:?}");
     assert!(!left_by_a_killed_agent.exists(), "the cgroup that a killed agent left is removed");
     held.assert_alive();
 

@@ -54,8 +54,8 @@ fn escape_codes_of_processes_and_objects_are_printed_escaped_by_every_command() 
     assert!(plan.stderr.contains(ESCAPED), "{plan:?}");
     for (command, shows) in [
         (&["status"][..], true),
-        (&["policies"], true),
-        (&["policies", "test/a"], true),
+        (&["policies"], false),
+        (&["policies", ATTACK], true),
         (&["services"], false),
         (&["backends"], false),
         (&["explain", "10.96.0.1:80/TCP"], true),

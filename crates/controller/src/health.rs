@@ -68,11 +68,8 @@ async fn metrics(State(context): State<HealthContext>, headers: HeaderMap) -> Re
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         registry.register(name, help, gauge);
     };
-    gauge(
-        "beeline_controller_leader",
-        "Whether this replica is the leader: 1 means yes, 0 no",
-        usize::from(*context.leader.borrow()),
-    );
+    let is_leader = usize::from(*context.leader.borrow());
+    gauge("beeline_controller_leader", "Whether this replica is the leader: 1 is yes", is_leader);
     gauge("beeline_controller_policies", "Policies in the cluster", counts.policies);
     gauge("beeline_controller_slices", "EndpointSlices that should be published", counts.slices);
     gauge("beeline_controller_nodes", "Nodes in the cluster", counts.nodes);
