@@ -53,7 +53,7 @@ impl DescriptorBudget {
     fn new(limit: usize, dns_addresses: usize) -> DescriptorBudget {
         let limits = [HEALTH_LIMITS, METRICS_LIMITS, HEALTH_CHECK_LIMITS, SOCKET_LIMITS];
         let connections: usize = limits.iter().map(|limits| limits.total).sum();
-        let used = OWN_WORK + connections + dns_addresses * beeline_dns::MAX_CONNECTIONS;
+        let used = OWN_WORK + connections + dns_addresses * crate::dns::MAX_CONNECTIONS;
         DescriptorBudget { limit, health_check_ports: limit.saturating_sub(used) }
     }
 }

@@ -3,8 +3,8 @@
 use crate::settings::{ClusterSettings, DnsSettings};
 use anyhow::{Context, ensure};
 use beeline_api::{DnsClusterStatus, DnsStatus};
-pub use beeline_dns::Zone;
 use beeline_dns::{DnsBindError, DnsSocket, Forwarder, NameChange, NameStore, QueryHandler, QueryOutcome, ZoneStatus};
+pub use beeline_dns::{MAX_CONNECTIONS, Zone};
 use beeline_model::Name;
 use beeline_model::change::Change;
 use beeline_model::cluster::order::ClusterOrder;

@@ -112,7 +112,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!(scanner.scan_for(std::slice::from_ref(&known), now).unwrap().len(), 1);
         assert_eq!(scanner.scan_for(&[known.clone(), event(1)], now), None, "too soon after the last scan");
-        assert_eq!(scanner.scan_for(&[known.clone()], now + SCAN_INTERVAL), None, "a known cgroup");
+        assert_eq!(scanner.scan_for(std::slice::from_ref(&known), now + SCAN_INTERVAL), None, "a known cgroup");
         assert!(scanner.scan_for(&[known, event(1)], now + SCAN_INTERVAL).is_some());
     }
 }

@@ -67,7 +67,7 @@ mod tests {
         waits.start(a.clone(), start + REPORT_TIMEOUT / 2);
         waits.stop(&c);
         assert_eq!(waits.take_overdue(start + REPORT_TIMEOUT / 2), []);
-        assert_eq!(waits.take_overdue(start + REPORT_TIMEOUT), [b.clone()]);
+        assert_eq!(waits.take_overdue(start + REPORT_TIMEOUT), std::slice::from_ref(&b));
         assert!(waits.is_waiting(&a) && !waits.is_waiting(&b) && !waits.is_waiting(&c));
         assert_eq!(waits.take_overdue(start + 2 * REPORT_TIMEOUT), [a]);
         assert!(waits.order.is_empty() && waits.since.is_empty());

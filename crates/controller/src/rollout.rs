@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(missing(&tracker), [MissingReason::Awaited]);
         let late = start + REPORT_TIMEOUT;
         tracker.take_changed();
-        assert_eq!(tracker.take_overdue(late), [policy.name.clone()]);
+        assert_eq!(tracker.take_overdue(late), std::slice::from_ref(&policy.name));
         assert!(tracker.take_changed(), "the node is overdue, for all policies");
         tracker.apply(&upsert_node("b"), late);
         assert_eq!(missing(&tracker), [MissingReason::Pending, MissingReason::Awaited]);

@@ -10,6 +10,9 @@ use beeline_model::reach::Reach;
 use beeline_model::rules::Rules;
 use std::convert::Infallible;
 
+/// There is no listener for DNS.
+pub const MAX_CONNECTIONS: usize = 0;
+
 /// The zone of a cluster. No name is answered, so nothing of it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone;

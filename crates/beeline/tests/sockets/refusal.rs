@@ -185,7 +185,7 @@ fn source_ranges_use_the_address_of_the_pod_that_dials() {
     let network = TestNetwork::new(2).unwrap();
     let pod = ManifestFile::pod("cart", POD_UID, &"4f".repeat(32), json!({})).with_pod_addresses(network.pod(1));
     let (allowed, denied) = (network.pod(1).v4.to_string() + "/32", "fd00:dead::/32");
-    let fixture = restricted_fixture(&[&allowed, denied], &[pod.clone()], network);
+    let fixture = restricted_fixture(&[&allowed, denied], std::slice::from_ref(&pod), network);
     let _server = fixture.network.pod(0).serve(8080).unwrap();
     let node_cgroup = &fixture.network.node().cgroup;
     let (kubepods, at) = (node_cgroup.child("kubepods").unwrap(), address_forms("203.0.113.1", "2001:db8::1", 80));
