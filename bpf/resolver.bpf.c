@@ -93,18 +93,29 @@ static __always_inline bool needs_source(const struct hit *hit)
     return s && s->flags & SET_SOURCE_RANGES;
 }
 
-static __always_inline void set_pod_source(const struct control *c, struct dial *d)
+/*
+ * Sets the source address if the ancestor cgroup at this level is that of a pod. `level` is stored
+ * as depth + 1; 0 means none. It is a global function, as decide() is.
+ */
+__attribute__((noinline)) int use_pod_source(struct dial *d, __u32 level)
 {
-    __u32 levels = READ_ONCE(c->member_levels), zero = 0;
+    __u32 zero = 0;
     struct filter *f = bpf_map_lookup_elem(&filter, &zero);
 
-    for (int i = 0; f && i < MEMBER_LEVELS; i++) {
-        __u32 level = (levels >> (8 * i)) & 0xff;
+    if (!d || !f || !level)
+        return 0;
+    return lookup_pod(f, bpf_get_current_ancestor_cgroup_id(level - 1), &d->address, &d->source);
+}
 
-        if (level &&
-            lookup_pod(f, bpf_get_current_ancestor_cgroup_id(level - 1), &d->address, &d->source))
-            return;
-    }
+/* No loop: the compiler laid it out in a way that the verifier of Linux 6.1 rejects. */
+static __always_inline void set_pod_source(const struct control *c, struct dial *d)
+{
+    __u32 levels = READ_ONCE(c->member_levels);
+
+    _Static_assert(MEMBER_LEVELS == 4, "one call for each level");
+    if (!use_pod_source(d, levels & 0xff) && !use_pod_source(d, levels >> 8 & 0xff) &&
+        !use_pod_source(d, levels >> 16 & 0xff))
+        use_pod_source(d, levels >> 24);
 }
 
 /*
