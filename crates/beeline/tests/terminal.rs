@@ -10,7 +10,7 @@ use std::path::PathBuf;
 const ATTACK: &str = "x\u{1b}[2J\u{9b}8my";
 const ESCAPED: &str = r"x\u{1b}[2J\u{9b}8my";
 
-/// A policy whose protocol is refused, and endpoints whose node and pod are named by the attacker.
+/// A policy whose protocol is refused, and an endpoint that is refused because of its node.
 fn objects() -> String {
     let attack = r#""x\e[2J\x9b8my""#;
     format!(
@@ -19,8 +19,7 @@ fn objects() -> String {
          backend: {{addressEndpoint: {{addresses: [192.0.2.9], toPorts: [{{name: t, port: 80, protocol: TCP}}]}}}}\n\
          ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: a-2\n  namespace: test\n  \
          labels: {{kubernetes.io/service-name: a}}\naddressType: IPv4\nports:\n- {{name: t, port: 81, protocol: TCP}}\n\
-         endpoints:\n- addresses: [10.244.1.77]\n  nodeName: {attack}\n  conditions: {{ready: true}}\n  \
-         targetRef: {{kind: Pod, namespace: test, name: {attack}}}\n"
+         endpoints:\n- addresses: [10.244.1.77]\n  nodeName: {attack}\n  conditions: {{ready: true}}\n"
     )
 }
 
@@ -58,7 +57,7 @@ fn escape_codes_of_processes_and_objects_are_printed_escaped_by_every_command() 
         (&["policies", ATTACK], true),
         (&["services"], false),
         (&["backends"], false),
-        (&["explain", "10.96.0.1:80/TCP"], true),
+        (&["explain", "10.96.0.1:80/TCP"], false),
         (&["explain", ATTACK], true),
         (&["dump"], false),
         (&["doctor"], false),
