@@ -40,7 +40,7 @@ const MANIFEST: &str = r#"
 pub fn policies(example: &ExampleCluster, checks: &mut Checks) {
     checks.check("policies", |checks| {
         let pod = example.network.pod(1);
-        let cgroup = example.network.cgroup().child("pod0c9a3a3e-5b1f-4c3d-9a55-6f0e3f1d2b11")?;
+        let cgroup = example.network.cgroup().child("kubepods/pod0c9a3a3e-5b1f-4c3d-9a55-6f0e3f1d2b11")?;
         let selected = Client::start(Some(&pod.namespace), Some(&cgroup))?;
         example.agent.write("policies.yaml", MANIFEST)?;
         wait_for_policies(example)?;
