@@ -163,7 +163,9 @@ check_config() {
     dir=$(mktemp -d)
     template "${clusters[@]}" "${agent[@]}" | sed -n '/^  config.yaml: |$/,/^---$/{s/^    //p}' >"$dir/config.yaml"
     # Only what the host decides is replaced: paths, and the sources, which need the cluster.
-    sed -i "s#^    kubeconfig:.*#    manifests: $dir#; s#^  - apiServers:#  - manifests: $dir#; /^    - https:/d" "$dir/config.yaml"
+    # Helm versions indent lists differently.
+    mkdir "$dir/manifests"
+    sed -i -E "s#^( *-? *)kubeconfig:.*#\1manifests: $dir/manifests#; s#^( *- )apiServers:#\1manifests: $dir/manifests#; /^ *- https:/d" "$dir/config.yaml"
     mapfile -t arguments < <(template "${clusters[@]}" "${agent[@]}" |
         sed -n '/^          args:$/,/^          env:$/{s/^            - //p}' | tr -d '"' | sed "s#/etc/beeline/#$dir/#")
     cargo build --quiet --workspace --bin beeline
