@@ -286,13 +286,16 @@ fn a_pin_dir_outside_a_bpffs_is_refused_and_not_created() {
 }
 
 #[test]
-fn the_log_is_text_or_json_with_times_in_rfc_3339() {
+fn the_log_is_text_or_json_with_times_in_rfc_3339_and_names_what_was_programmed() {
     let _alone = fixture::run_alone();
     for format in ["text", "json"] {
         let mut fixture = AgentFixture::new();
+        fixture.write_file("web.yaml", TestService::new("web", 1).service(""));
         fixture.start(&["--log-format", format]);
         let log = fixture.stop();
         let line = log.lines().find(|line| line.contains("INFO")).unwrap_or_else(|| panic!("no log line: {log}"));
+        let programmed = log.lines().any(|line| line.contains("programmed") && line.contains("test/web"));
+        assert!(programmed, "{format}: {log}");
         let time = match format {
             "json" => {
                 serde_json::from_str::<serde_json::Value>(line).unwrap()["timestamp"].as_str().unwrap().to_owned()

@@ -164,7 +164,7 @@ fn pod_cgroups(status: &AgentStatus) -> Option<Line> {
     let text = match &status.kernel.kubelet_root {
         Some(root) => format!("below {root}; cgroups with the name of a pod elsewhere are ignored"),
         None if status.host_role == HostRole::Outside => return None,
-        None => format!("none found below {} for the known pods of this node", status.kernel.cgroup),
+        None => format!("none below {}: no pod of this node is known, or none runs there", status.kernel.cgroup),
     };
     Some(("pod cgroups", text))
 }
