@@ -156,6 +156,11 @@ fn conditions(c: &Candidate) -> String {
 fn why(c: &Candidate, cluster: bool, local: bool, selection: &Selection) -> String {
     let any_ready = selection.candidates.iter().any(|c| c.ready);
     let text = match (cluster, local) {
+        (false, true) if !c.ready => {
+            return "in the local set only: no local endpoint is ready, and this one still serves while terminating; the \
+                    cluster set has ready endpoints"
+                .into();
+        }
         (true, true) => "in both sets",
         (true, false) if c.local => "in the cluster set; the local set has ready endpoints",
         (true, false) => "not on this node",
@@ -165,6 +170,38 @@ fn why(c: &Candidate, cluster: bool, local: bool, selection: &Selection) -> Stri
         (false, false) if c.terminating => "terminating and not serving",
         (false, false) => "not ready",
     };
-    let last_resort = (cluster || local) && !c.ready;
-    if last_resort { format!("{text} (none is ready, and it still serves while terminating)") } else { text.into() }
+    if cluster && !c.ready {
+        format!("{text} (none is ready, and it still serves while terminating)")
+    } else {
+        text.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use beeline_model::select::NodeLocation;
+
+    #[test]
+    fn a_terminating_local_endpoint_beside_a_ready_remote_one_is_explained_without_hints() {
+        let endpoint = |address: &str, ready: bool, local: bool| Candidate {
+            address: Address::from(address.parse::<std::net::IpAddr>().unwrap()),
+            port: 8080,
+            ready,
+            serving: true,
+            terminating: !ready,
+            local,
+            node: None,
+            hints: None,
+        };
+        let found = vec![endpoint("10.244.1.1", false, true), endpoint("10.244.2.1", true, false)];
+        let selection = select(found, &NodeLocation { node: "n1".into(), zone: None });
+        assert_eq!((&selection.cluster, &selection.local), (&vec![1], &vec![0]));
+        assert_eq!(
+            why(&selection.candidates[0], false, true, &selection),
+            "in the local set only: no local endpoint is ready, and this one still serves while terminating; the cluster \
+             set has ready endpoints"
+        );
+        assert_eq!(why(&selection.candidates[1], true, false, &selection), "not on this node");
+    }
 }

@@ -36,7 +36,7 @@ impl Candidate {
         Candidate { address, port, ready, serving, terminating, local, node, hints: endpoint.hints.clone() }
     }
 
-    /// A terminating endpoint that still serves. Used only if no endpoint is ready.
+    /// A terminating endpoint that still serves. Used only in a set that has no ready endpoint.
     fn is_last_resort(&self) -> bool {
         !self.ready && self.serving && self.terminating
     }
