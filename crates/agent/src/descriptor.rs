@@ -35,7 +35,7 @@ impl DescriptorBudget {
         if before.current.is_some_and(|current| current < wanted) {
             let raised = Rlimit { current: Some(wanted), maximum: before.maximum };
             if let Err(error) = setrlimit(Resource::Nofile, raised) {
-                tracing::warn!(%error, wanted, "cannot raise the limit of open files");
+                tracing::warn!(%error, wanted, "cannot raise the limit of open files; set LimitNOFILE (systemd)");
             }
         }
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(WANTED);

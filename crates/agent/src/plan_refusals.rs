@@ -60,7 +60,7 @@ pub fn log_refusal_changes<'a>(cluster: Option<&str>, before: &[Refusal], now: &
     }
     let (old, new): (BTreeSet<&Refusal>, BTreeSet<&Refusal>) = (before.iter().collect(), now.iter().collect());
     for Refusal { subject, reason, message } in old.difference(&new) {
-        tracing::info!(cluster, %subject, %reason, detail = %message, "no longer refused");
+        tracing::info!(cluster, %subject, %reason, detail = %message, "a refusal no longer applies; see reason and detail");
     }
     let added: Vec<&Refusal> = new.into_iter().filter(|refusal| !old.contains(*refusal)).collect();
     added.iter().for_each(|refusal| log_refusal(cluster, refusal));
@@ -68,11 +68,11 @@ pub fn log_refusal_changes<'a>(cluster: Option<&str>, before: &[Refusal], now: &
 }
 
 pub fn log_refusal(cluster: Option<&str>, Refusal { subject, reason, message }: &Refusal) {
-    tracing::warn!(cluster, %subject, %reason, detail = %message, "refused");
+    tracing::warn!(cluster, %subject, %reason, detail = %message, "an object or part of it is not served; see reason and detail");
 }
 
 pub fn log_resolved(Refusal { subject, reason, message }: &Refusal) {
-    tracing::info!(%subject, %reason, detail = %message, "no longer refused");
+    tracing::info!(%subject, %reason, detail = %message, "a refusal no longer applies; see reason and detail");
 }
 
 #[cfg(test)]

@@ -186,7 +186,10 @@ impl Reconciler {
         let rows = self.kernel.dump()?;
         let differs = !self.tables.matches(&rows);
         if differs {
-            tracing::warn!("the kernel's tables differ from what was written; writing them again");
+            tracing::warn!(
+                "the kernel's tables differ from what was written; writing them again; if this repeats, look for another \
+                 writer of --pin-dir"
+            );
             self.tables = Tables::restore(rows, self.sizes);
             self.tables.skip_grace = self.skip_grace;
         } else {

@@ -78,7 +78,7 @@ impl UdpReaper {
             Err(error) => {
                 self.attempts += 1;
                 self.dirty = self.attempts < MAX_ATTEMPTS;
-                tracing::warn!(%error, "cannot destroy stale UDP sockets");
+                tracing::warn!(%error, "cannot search for stale UDP sockets; retrying");
             }
         }
         if !self.dirty {

@@ -28,12 +28,12 @@ fn an_address_conflict_is_logged_once_when_it_begins_and_once_when_it_ends() {
     fixture.write_file("c.yaml", TestService::new("c", 3).service(""));
     wait_until("Service c is programmed", || frontends() > before);
     fixture.remove_file("b.yaml");
-    fixture.running().wait_for("no longer refused", TIMEOUT).unwrap();
+    fixture.running().wait_for("a refusal no longer applies", TIMEOUT).unwrap();
     assert_eq!((fixture.metric(CONFLICT), fixture.refusals()), (0, Vec::new()));
     let log = fixture.stop();
     let count = |words: [&str; 2]| log.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
     assert_eq!(count(["WARN", "addressConflict"]), 2, "{log}");
-    assert_eq!(count(["no longer refused", "addressConflict"]), 2, "{log}");
+    assert_eq!(count(["a refusal no longer applies", "addressConflict"]), 2, "{log}");
 }
 
 #[test]

@@ -74,7 +74,11 @@ impl Reaper {
             // An error in one namespace (just removed, or not permitted to enter) must not prevent the others.
             match self.destroy_in_namespace(namespaces.get(&u64::from(inode)), &sockets) {
                 Ok(count) => destroyed += count,
-                Err(error) => tracing::warn!(namespace = inode, %error, "cannot destroy stale UDP sockets"),
+                Err(error) => tracing::warn!(
+                    namespace = inode,
+                    %error,
+                    "cannot destroy stale UDP sockets in one network namespace; check CAP_SYS_ADMIN (`enterNamespaces`)"
+                ),
             }
         }
         Ok(destroyed)
