@@ -83,14 +83,7 @@ fn kind_number(kind: FrontendKind) -> u32 {
 }
 
 pub fn read_kind(number: u8) -> Option<FrontendKind> {
-    let all = [
-        FrontendKind::ClusterIp,
-        FrontendKind::NodePort,
-        FrontendKind::LoadBalancer,
-        FrontendKind::ExternalIp,
-        FrontendKind::Virtual,
-    ];
-    all.into_iter().find(|k| kind_number(*k) == u32::from(number))
+    FrontendKind::ALL.into_iter().find(|k| kind_number(*k) == u32::from(number))
 }
 
 pub fn frontend(key: &abi::frontend_key, row: &FrontendRow) -> abi::frontend {

@@ -80,9 +80,7 @@ fn random_rows(random: &mut Random) -> Rows {
         } else {
             FrontendKey::new(address, port, protocol)
         };
-        let kind =
-            [FrontendKind::ClusterIp, FrontendKind::NodePort, FrontendKind::LoadBalancer, FrontendKind::ExternalIp]
-                [random.below(4) as usize];
+        let kind = FrontendKind::ALL[random.below(FrontendKind::ALL.len() as u32) as usize];
         rows.frontends.insert(key, FrontendRow { set: 1 + random.below(11), kind });
         if let Some(protocol) = key.protocol {
             let bits = PortBits { frontend: random.below(8) != 0, node_port: random.below(3) != 0 };

@@ -39,6 +39,16 @@ pub enum FrontendKind {
     NodePort,
 }
 
+impl FrontendKind {
+    pub const ALL: [FrontendKind; 5] = [
+        FrontendKind::ClusterIp,
+        FrontendKind::LoadBalancer,
+        FrontendKind::ExternalIp,
+        FrontendKind::Virtual,
+        FrontendKind::NodePort,
+    ];
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     Inside,
