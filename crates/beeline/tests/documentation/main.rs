@@ -1,5 +1,7 @@
 //! The Markdown pages: every link leads to a file and a heading that exist, tables are well formed, and the README's plots
-//! show the figures of docs/bench.md.
+//! show the figures of docs/bench.md. `reference` compares tables with the sources.
+
+mod reference;
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
