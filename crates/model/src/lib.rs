@@ -13,6 +13,7 @@ pub mod diff;
 pub mod event;
 pub mod hash;
 pub mod id_map;
+pub mod metadata_address;
 pub mod name;
 pub mod node_port;
 pub mod object;

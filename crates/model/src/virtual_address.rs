@@ -3,21 +3,10 @@
 //! lists exactly that address; a wider range that contains it is not enough.
 
 use crate::address::Address;
+use crate::metadata_address;
 use ipnet::IpNet;
-use std::sync::LazyLock;
 
 const DEFAULT: [&str; 2] = ["169.254.0.0/16", "fd00:bee::/48"];
-const METADATA: [&str; 9] = [
-    "169.254.169.0/24",
-    "169.254.170.0/24",
-    "168.63.129.16/32",
-    "fd00:ec2::/32",
-    "fd20:ce::254/128",
-    "fd00:c1::a9fe:a9fe/128",
-    "100.100.100.200/32",
-    "169.254.0.2/31",
-    "169.254.0.4/31",
-];
 
 fn parse(ranges: &[&str]) -> Vec<IpNet> {
     ranges.iter().filter_map(|text| text.parse().ok()).collect()
@@ -25,11 +14,6 @@ fn parse(ranges: &[&str]) -> Vec<IpNet> {
 
 pub fn default_ranges() -> Vec<IpNet> {
     parse(&DEFAULT)
-}
-
-/// True if a cloud provider serves instance metadata at this address.
-pub fn is_metadata(address: Address) -> bool {
-    parse(&METADATA).iter().any(|net| net.contains(&address.ip()))
 }
 
 /// Why an address must not be a virtual address.
@@ -48,15 +32,10 @@ fn list(ranges: &[IpNet]) -> String {
     if texts.is_empty() { "(none)".into() } else { texts.join(", ") }
 }
 
-fn metadata_of(address: Address) -> Option<IpNet> {
-    static ALL: LazyLock<Vec<IpNet>> = LazyLock::new(|| parse(&METADATA));
-    ALL.iter().find(|net| net.contains(&address.ip())).copied()
-}
-
 /// True for a metadata address that no range lists explicitly.
 pub fn is_reserved(ranges: &[IpNet], address: Address) -> bool {
     let lists = |metadata: &IpNet| ranges.iter().any(|net| net.contains(&address.ip()) && metadata.contains(net));
-    metadata_of(address).is_some_and(|metadata| !lists(&metadata))
+    metadata_address::range_of(address).is_some_and(|metadata| !lists(&metadata))
 }
 
 pub fn check(ranges: &[IpNet], address: Address) -> Result<(), VirtualAddressError> {

@@ -12,11 +12,10 @@ use crate::policy::{
     LocalRedirectPolicySpec, MAX_ADDRESSES, MAX_NAME, MAX_RATE, MAX_TARGETS, Mode, ServiceEndpoint,
 };
 use crate::source_key::policy_kind;
-use beeline_model::Address;
 use beeline_model::policy::{Limit, Matcher, Policy, PolicyKind, PolicyName, RedirectMode, Target};
 use beeline_model::refusal::RefusalReason;
 use beeline_model::selector::Selector;
-use beeline_model::virtual_address::is_metadata;
+use beeline_model::{Address, metadata_address};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 struct InvalidPolicy {
@@ -191,7 +190,7 @@ impl Converter {
             if addresses.contains(&address) {
                 return invalid(RefusalReason::BadAddress, format!("{at}: {text} is listed twice: write it once"));
             }
-            if is_metadata(address) {
+            if metadata_address::range_of(address).is_some() {
                 return invalid(
                     RefusalReason::BadAddress,
                     format!("{at}: {text} is a cloud's metadata address: write another address"),

@@ -5,6 +5,8 @@
 //! CEL, so lists of ports cannot be selected by `?:`; a rule about pairs is written out for each pair of fields.
 
 use super::MAX_TARGETS;
+use beeline_model::metadata_address::ranges;
+use ipnet::IpNet;
 use kube::core::Rule;
 
 /// The parents of a list of frontend ports and of a list of backend ports.
@@ -85,10 +87,25 @@ pub(super) fn reachable() -> Rule {
 }
 
 /// The metadata addresses of clouds that are not link-local. Addresses are canonical, so their texts can be compared.
+/// `reachable` refuses the link-local ones.
 pub(super) fn no_metadata() -> Rule {
-    let single = "['168.63.129.16', '100.100.100.200', 'fd20:ce::254', 'fd00:c1::a9fe:a9fe']";
+    let (single, wide): (Vec<&IpNet>, Vec<&IpNet>) = ranges()
+        .iter()
+        .filter(|range| !is_link_local(range))
+        .partition(|range| range.prefix_len() == range.max_prefix_len());
+    let single: Vec<String> = single.iter().map(|range| format!("'{}'", range.addr())).collect();
+    // `fd00:ec2::/32` is every text that starts with `fd00:ec2:`.
+    let prefix = |range: &IpNet| range.addr().to_string().replace("::", ":");
+    let wide = wide.iter().map(|range| format!(" && !self.startsWith('{}')", prefix(range)));
     let message = "this is the metadata address of a cloud, which gives access to the credentials of nodes: write another address";
-    rule(format!("!(self in {single}) && !self.startsWith('fd00:ec2:')"), message)
+    rule(format!("!(self in [{}]){}", single.join(", "), wide.collect::<String>()), message)
+}
+
+fn is_link_local(range: &IpNet) -> bool {
+    match range {
+        IpNet::V4(range) => range.addr().is_link_local(),
+        IpNet::V6(range) => range.addr().is_unicast_link_local(),
+    }
 }
 
 pub(super) fn bounded() -> Rule {
