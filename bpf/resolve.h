@@ -24,6 +24,8 @@ const volatile __u32 shards = 1; /* rows per owner in the map `counters`; a powe
 const volatile __u32 epoch;
 const volatile __u8 no_local_endpoint_drops; /* --no-local-endpoint-action=drop */
 const volatile __u64 host_netns; /* cookie of the host's own network namespace */
+/* SO_PRIORITY of the sockets with which the agent dials its API servers; 0: none */
+const volatile __u32 agent_priority;
 
 static __always_inline void use_backend(const struct backend *b, __u32 id, __u32 state,
                                         struct verdict *v)

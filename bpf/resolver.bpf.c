@@ -216,6 +216,17 @@ static __always_inline void gather_cgroups(const struct control *c, const struct
     }
 }
 
+/*
+ * True for a dial of the agent to its API server, at an address that somebody chose for a Service
+ * or policy. Such a row must not cut the agent off from the server that reports the row's deletion.
+ * The API server allocates ClusterIPs itself, so those are resolved: an agent may reach its server
+ * by the address of default/kubernetes.
+ */
+static __always_inline bool is_agent_dial(struct bpf_sock *sk, const struct hit *hit)
+{
+    return agent_priority && sk->priority == agent_priority && hit->kind != KIND_CLUSTER_IP;
+}
+
 /* Gathers the input that only a hit needs. Returns false if the dial must not be resolved. */
 static __always_inline bool gather_input(struct bpf_sock_addr *ctx, int family, int hook,
                                          const struct control *c, const struct hit *hit,
@@ -223,7 +234,7 @@ static __always_inline bool gather_input(struct bpf_sock_addr *ctx, int family, 
 {
     struct address source = chosen_source(ctx, family, hook);
 
-    if (is_agent_down(c))
+    if (is_agent_down(c) || is_agent_dial(ctx->sk, hit))
         return false;
     /* A packet with a loopback source address cannot reach a pod. */
     if (is_loopback(&source)) {

@@ -134,6 +134,9 @@ impl Agent {
     pub fn apply_batch(&mut self, cluster: &Name, mut batch: ChangeBatch) -> anyhow::Result<()> {
         let started = batch.received_at.unwrap_or_else(Instant::now);
         let triggers = std::mem::take(&mut batch.trigger_times);
+        if !batch.api_servers.is_empty() {
+            self.reconciler.planner.set_api_servers(cluster, std::mem::take(&mut batch.api_servers));
+        }
         let Some(applied) = self.sources.apply(cluster, batch) else { return Ok(()) };
         self.apply_changes(applied.changes);
         if applied.first {

@@ -86,6 +86,12 @@ impl Reconciler {
         let clusters = &settings.cluster_list.clusters;
         let mut planner = Planner::new(settings.rules.clone());
         planner.set_views(settings.cluster_list.view_names());
+        // A snapshot may be served before an API server answers.
+        for cluster in clusters {
+            if let SourceSettings::Server(source) = &cluster.source {
+                planner.set_api_servers(&cluster.rules.name, source.access.server_addresses());
+            }
+        }
         planner.adopt(tables.frontend_owners().filter(|_| clusters.len() > 1));
         let self_publishing = settings.controller == ControllerMode::None;
         if self_publishing {

@@ -278,8 +278,7 @@ async fn read(cluster: &ClusterSettings, context: &SourceContext) -> anyhow::Res
             forwarded
         }
         SourceSettings::Server(mut server) => {
-            // A Node accepts whichever cluster it is in.
-            server.cluster_id_check = server.watch_service_cidrs.then(|| cluster_id_check(&context.cluster_ids, name));
+            server.cluster_id_check = server.verify_cluster.then(|| cluster_id_check(&context.cluster_ids, name));
             server.reports = context.reports.clone().filter(|_| server.post_events);
             let feedback = context.feedback(server.post_events);
             let (watched, forwarded) = tokio::join!(server.watch(tx, feedback), forward);

@@ -177,9 +177,14 @@ pub struct Options {
     /// Addresses on which NodePorts are resolved, comma-separated: primary, localhost, all, or CIDRs [default: primary]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub nodeport_addresses: Option<Vec<String>>,
-    /// Resolution of externalIPs: on, off, or the CIDRs that they may be in, comma-separated [default: on]
+    /// Resolution of externalIPs: on, off, or the CIDRs that they may be in, comma-separated [default: on on a Node, off
+    /// in clusters that this host is outside of]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub external_ips: Option<Vec<String>>,
+    /// CIDRs of the pods, comma-separated; no externalIP, load-balancer address or virtual address is taken inside them
+    /// [default: the podCIDRs of the known Nodes]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub cluster_cidr: Option<Vec<String>>,
     /// CIDRs for virtual addresses of policies, comma-separated; metadata addresses of clouds must be listed themselves
     /// [default: 169.254.0.0/16,fd00:bee::/48]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]

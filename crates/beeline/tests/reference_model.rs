@@ -92,10 +92,11 @@ impl<'a> ReferenceModel<'a> {
         let mut all = Vec::new();
         for service in self.objects.services.values().filter(|s| s.cluster_ip(address.family()).is_some()) {
             for port in service.ports.iter().filter(|p| (p.port, p.protocol) == (number, protocol)) {
-                let external = service.external_ips.contains(&address) && self.is_external_allowed(address);
+                let free = !self.is_anothers_cluster_ip(service, address) && !self.is_local_pod(service, address);
+                let external = free && service.external_ips.contains(&address) && self.is_external_allowed(address);
                 for (claimed, by) in [
                     (service.cluster_ips.contains(&address), AddressKind::ClusterIp),
-                    (service.load_balancer_ips.contains(&address), AddressKind::Balancer),
+                    (free && service.load_balancer_ips.contains(&address), AddressKind::Balancer),
                     (external, AddressKind::External),
                 ] {
                     if claimed {
@@ -108,9 +109,25 @@ impl<'a> ReferenceModel<'a> {
         all
     }
 
+    fn is_anothers_cluster_ip(&self, service: &Service, address: Address) -> bool {
+        let mut others = self.objects.services.values().filter(|other| other.name != service.name);
+        !service.cluster_ips.contains(&address) && others.any(|other| other.cluster_ips.contains(&address))
+    }
+
+    /// A pod on this node that does not use the node's own addresses has the address.
+    fn is_local_pod(&self, service: &Service, address: Address) -> bool {
+        let own = self.objects.nodes.get(&self.rules.node_name);
+        let is_own = self.rules.own_addresses.contains(&address)
+            || own.is_some_and(|node| {
+                node.entry.contains(&address) || node.addresses.iter().any(|(_, own)| *own == address)
+            });
+        let mut here = self.objects.pods.values().filter(|pod| pod.node.as_ref() == Some(&self.rules.node_name));
+        !service.cluster_ips.contains(&address) && !is_own && here.any(|pod| pod.addresses.contains(&address))
+    }
+
     fn is_external_allowed(&self, address: Address) -> bool {
         match &self.rules.external_ips {
-            ExternalIps::On => true,
+            ExternalIps::Home | ExternalIps::On => true,
             ExternalIps::Off => false,
             ExternalIps::Within(nets) => nets.iter().any(|net| net.contains(&address.ip())),
         }

@@ -4,6 +4,7 @@
 
 mod access;
 mod cluster_id;
+mod connector;
 mod event;
 mod event_limiter;
 mod failover;
@@ -108,8 +109,11 @@ pub struct ApiServerSource {
     /// The namespace of the agents' reports. It must contain nothing else, because agents may write any Lease in it.
     pub report_namespace: String,
     pub reports: Option<ReportSettings>,
-    /// Watch ServiceCIDRs. With several clusters it must be known which cluster an address belongs to.
+    /// Watch ServiceCIDRs. No externalIP may lie inside the service ranges, and with several clusters it must be known
+    /// which cluster an address belongs to.
     pub watch_service_cidrs: bool,
+    /// Whether another cluster than before may not answer. A Node accepts whichever cluster it is in.
+    pub verify_cluster: bool,
     /// Post refusals as Events on the objects.
     pub post_events: bool,
     /// `None` accepts any cluster.
@@ -297,10 +301,11 @@ async fn send_batches(
             let _ = events.try_send(event);
         }
         is_tainted.send_if_modified(|before| std::mem::replace(before, tracker.is_tainted) != tracker.is_tainted);
-        if let Some(batch) = tracker.next_batch(client.server())
-            && batches.send(batch).await.is_err()
-        {
-            return;
+        if let Some(batch) = tracker.next_batch(client.server()) {
+            let batch = ChangeBatch { api_servers: client.addresses(), ..batch };
+            if batches.send(batch).await.is_err() {
+                return;
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::folder_watcher;
 use crate::manifest::{self, ManifestFormat};
 use crate::manifest_index::{FileUpdate, ManifestIndex};
 use crate::snapshot::Snapshot;
+use beeline_model::Address;
 use beeline_model::change::Change;
 use beeline_model::refusal::Refusal;
 use std::collections::BTreeSet;
@@ -35,6 +36,8 @@ pub struct ChangeBatch {
     pub trigger_times: Vec<SystemTime>,
     /// The API server or edge cache that is in use.
     pub server: Option<String>,
+    /// The known addresses of the cluster's API servers. Empty for sources without one.
+    pub api_servers: Vec<(Address, u16)>,
 }
 
 pub struct FolderSource {

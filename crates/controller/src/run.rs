@@ -97,6 +97,7 @@ async fn watch_cluster(
         report_namespace: settings.report_namespace,
         reports: None,
         watch_service_cidrs: false,
+        verify_cluster: false,
         post_events: true,
         cluster_id_check: None,
     };

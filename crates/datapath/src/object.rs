@@ -2,7 +2,7 @@
 
 use crate::mapped::MappedArray;
 use crate::{Context, Error, Result};
-use beeline_model::row::Sizes;
+use beeline_model::row::{AGENT_SOCKET_PRIORITY, Sizes};
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -37,6 +37,7 @@ impl LoadConstants {
         put(offset_of!(Rodata, epoch), &self.epoch.to_ne_bytes());
         put(offset_of!(Rodata, no_local_endpoint_drops), &[u8::from(self.no_local_endpoint_drops)]);
         put(offset_of!(Rodata, host_netns), &self.host_netns.to_ne_bytes());
+        put(offset_of!(Rodata, agent_priority), &AGENT_SOCKET_PRIORITY.to_ne_bytes());
     }
 }
 

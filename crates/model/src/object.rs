@@ -182,6 +182,9 @@ pub struct Node {
     pub outside: Box<[Address]>,
     /// True for an edge node. No service proxy runs there.
     pub edge: bool,
+    /// The ranges from which the node's pods get their addresses, `spec.podCIDRs`.
+    #[serde(default)]
+    pub pod_ranges: Box<[IpNet]>,
 }
 
 impl Node {
@@ -198,6 +201,7 @@ impl Node {
             entry: [].into(),
             outside: [].into(),
             edge: false,
+            pod_ranges: [].into(),
         }
     }
 

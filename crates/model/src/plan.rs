@@ -3,11 +3,13 @@
 
 pub mod policy;
 mod port_pair;
+pub mod protected;
 pub mod remote;
 pub(crate) mod target;
 mod weight;
 
 pub use port_pair::{PortPair, PortPairs};
+use protected::{ProtectedAddresses, Protection};
 
 use crate::address::{Address, Family};
 use crate::claim::{Claim, Claims};
@@ -142,6 +144,7 @@ pub struct PlanContext<'a> {
     pub nodes: &'a BTreeMap<Name, Node>,
     pub reach: &'a Reach,
     pub other_clusters: Vec<OtherCluster<'a>>,
+    pub protected: ProtectedAddresses<'a>,
 }
 
 impl<'a> PlanContext<'a> {
@@ -171,7 +174,7 @@ pub fn plan_service<'a>(
     context: &PlanContext<'_>,
 ) -> ServicePlan {
     let mut plan = ServicePlan::default();
-    refuse_addresses(service, context.rules, &mut plan.refusals);
+    refuse_addresses(service, context, &mut plan.refusals);
     remote::refuse_own_addresses(service, context, &mut plan.refusals);
     for family in Family::BOTH {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
@@ -208,26 +211,37 @@ pub fn candidates<'a>(
     found
 }
 
-fn is_allowed(address: Address, rules: &Rules) -> bool {
-    match &rules.external_ips {
+/// Whether `--external-ips` allows the address as an externalIP.
+fn is_allowed(address: Address, context: &PlanContext<'_>) -> bool {
+    match &context.rules.external_ips {
+        ExternalIps::Home => !context.cluster.is_remote(),
         ExternalIps::On => true,
         ExternalIps::Off => false,
         ExternalIps::Within(ranges) => ranges.iter().any(|net| net.contains(&address.ip())),
     }
 }
 
-fn refuse_addresses(service: &Service, rules: &Rules, refusals: &mut Vec<Refusal>) {
+fn refuse_addresses(service: &Service, context: &PlanContext<'_>, refusals: &mut Vec<Refusal>) {
     let mut refuse = |reason, message| {
         refusals.push(Refusal { subject: (&service.name).into(), reason, message });
     };
-    for address in service.external_ips.iter().filter(|a| !is_allowed(**a, rules)) {
+    for address in service.external_ips.iter().filter(|a| !is_allowed(**a, context)) {
         let message = format!("externalIP {address} is not allowed by --external-ips and is not programmed");
         refuse(RefusalReason::ExternalIpNotAllowed, message);
     }
-    let outer = service.load_balancer_ips.iter().chain(&service.external_ips);
-    for address in outer.filter(|a| is_reserved(&rules.virtual_address_cidrs, **a)) {
-        let message = format!("{address} is a cloud's metadata address and is not programmed: use another address");
-        refuse(RefusalReason::MetadataAddress, message);
+    let external = service.external_ips.iter().filter(|a| is_allowed(**a, context));
+    for address in service.load_balancer_ips.iter().chain(external) {
+        if is_reserved(&context.rules.virtual_address_cidrs, *address) {
+            let message = format!("{address} is a cloud's metadata address and is not programmed: use another address");
+            refuse(RefusalReason::MetadataAddress, message);
+        } else if let Some(Protection { reason, what }) = context.protected.at(service, *address) {
+            refuse(reason, format!("{address} is {what} and is not programmed: use another address"));
+        }
+        for port in service.ports.iter().filter(|port| context.protected.is_api_server(*address, port.port)) {
+            let message =
+                format!("{address}:{} is an API server and is not programmed: use another address", port.port);
+            refuse(RefusalReason::ApiServerAddress, message);
+        }
     }
 }
 
@@ -300,12 +314,16 @@ impl PortPlan<'_> {
 
     /// The load-balancer addresses and the externalIPs that may be programmed.
     fn external_addresses(&self) -> [Vec<Address>; 2] {
-        let rules = self.context.rules;
-        let is_free = |address: &Address| !is_reserved(&rules.virtual_address_cidrs, *address);
+        let (context, protected) = (self.context, &self.context.protected);
+        let is_free = |address: &Address| {
+            !is_reserved(&context.rules.virtual_address_cidrs, *address)
+                && protected.at(self.service, *address).is_none()
+                && !protected.is_api_server(*address, self.port.port)
+        };
         let mut found =
             [&self.service.load_balancer_ips, &self.service.external_ips].map(|listed| self.of_family(listed));
         found[0].retain(is_free);
-        found[1].retain(|address| is_free(address) && is_allowed(*address, rules));
+        found[1].retain(|address| is_allowed(*address, context) && is_free(address));
         found
     }
 

@@ -11,6 +11,7 @@ mod pod;
 mod pod_prefix;
 mod policy_index;
 pub mod policy_state;
+mod protected;
 mod reach_target;
 mod replan;
 
@@ -31,6 +32,7 @@ use crate::rules::Rules;
 use cluster_nodes::ClusterNodes;
 use pod_prefix::PodPrefixes;
 use policy_index::{Affected, PolicyIndex};
+use protected::{ExternalAddresses, changed_api_servers};
 use reach_target::{ReachTargets, SlicePods};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -84,6 +86,9 @@ pub struct Planner {
     pod_prefixes: PodPrefixes,
     reach_targets: ReachTargets,
     policies: PolicyIndex,
+    external_addresses: ExternalAddresses,
+    /// By cluster: the addresses at which the agent reaches its API servers.
+    api_servers: BTreeMap<Name, Vec<(Address, u16)>>,
     /// There is no controller: the caller computes and applies the slices of policies itself.
     self_publishing: bool,
     claims: Claims,
@@ -119,6 +124,8 @@ impl Planner {
             pod_prefixes: PodPrefixes::default(),
             reach_targets: ReachTargets::default(),
             policies: PolicyIndex::default(),
+            external_addresses: ExternalAddresses::default(),
+            api_servers: BTreeMap::new(),
             self_publishing: false,
             claims: Claims::default(),
             claimed: HashMap::default(),
@@ -229,6 +236,7 @@ impl Planner {
         }
         let name = service.name.clone();
         self.mark_policies_of(&service);
+        self.external_addresses.replace(self.services.get(&name), Some(&service));
         match self.services.insert(name.clone(), service) {
             Some(before) => self.mark_policies_of(&before),
             None => self.follow_reach_targets(&name, true),
@@ -238,6 +246,7 @@ impl Planner {
 
     fn remove_service(&mut self, name: &ServiceName) -> bool {
         let Some(service) = self.services.remove(name) else { return false };
+        self.external_addresses.replace(Some(&service), None);
         self.follow_reach_targets(name, false);
         self.mark_policies_of(&service);
         self.mark(name.clone())
@@ -265,6 +274,7 @@ impl Planner {
         if before == Some(&slice) {
             return false;
         }
+        let api_servers = changed_api_servers(before, Some(&slice));
         if several_clusters {
             self.pod_prefixes.replace(before, Some(&slice));
         }
@@ -279,6 +289,7 @@ impl Planner {
                 self.slice_owner.insert(name, service.clone());
             }
         }
+        self.mark_claimants(api_servers);
         self.mark(service)
     }
 
@@ -286,8 +297,10 @@ impl Planner {
         let Some(service) = self.slice_owner.remove(name) else { return false };
         let several_clusters = self.has_several_clusters();
         let probed = self.probed_cluster(service.cluster()).filter(|_| self.services.contains_key(&service));
+        let mut api_servers = Vec::new();
         if let Some(all) = self.slices.get_mut(&service) {
             let before = all.iter().find(|slice| slice.name == *name);
+            api_servers = changed_api_servers(before, None);
             if several_clusters {
                 self.pod_prefixes.replace(before, None);
             }
@@ -299,6 +312,7 @@ impl Planner {
                 self.slices.remove(&service);
             }
         }
+        self.mark_claimants(api_servers);
         self.mark(service)
     }
 

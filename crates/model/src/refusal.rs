@@ -308,6 +308,12 @@ reasons! {
     OwnAddress = "ownAddress",
     /// The address is a cloud's metadata address.
     MetadataAddress = "metadataAddress",
+    /// The address and port are those of an API server.
+    ApiServerAddress = "apiServerAddress",
+    /// The address lies in a service range, and no ClusterIP of the Service has it.
+    ServiceRangeAddress = "serviceRangeAddress",
+    /// The address is a pod's, or lies in a pod range.
+    PodAddress = "podAddress",
     /// An externalIP is outside what `--external-ips` allows.
     ExternalIpNotAllowed = "externalIPNotAllowed",
     /// A set would have more endpoints than the tables hold.

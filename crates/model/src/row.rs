@@ -24,6 +24,10 @@ pub const NO_POLICY: PolicyId = 0;
 pub const SET_NONE: SetId = 0;
 pub const SET_CLOSED: SetId = 1;
 pub const SET_FIRST: SetId = 2;
+/// SO_PRIORITY of the sockets with which the agent dials its API servers. The programs leave such a dial alone at every
+/// address that a Service or policy chose for itself. A priority that large changes no queue: queueing disciplines use the
+/// low four bits, or compare the whole with the handle of a class.
+pub const AGENT_SOCKET_PRIORITY: u32 = 0x0bee_0000;
 /// Maximum number of slots of one set.
 pub const MAX_SLOTS: usize = 0xffff;
 

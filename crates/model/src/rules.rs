@@ -29,7 +29,10 @@ pub enum NoLocalEndpointAction {
 
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum ExternalIps {
+    /// On in the cluster that this host is a node of, off in all others: their tenants are not trusted with addresses
+    /// that this host dials.
     #[default]
+    Home,
     On,
     Off,
     Within(Vec<IpNet>),
@@ -72,6 +75,8 @@ pub struct Rules {
     pub own_addresses: Vec<Address>,
     /// The ranges in which policies may use virtual addresses.
     pub virtual_address_cidrs: Vec<IpNet>,
+    /// The pod ranges of the clusters, besides those that the Nodes name.
+    pub pod_ranges: Vec<IpNet>,
 }
 
 impl Rules {
@@ -86,6 +91,7 @@ impl Rules {
             node_port_addresses: vec![NodePortAddress::Primary],
             own_addresses: Vec::new(),
             virtual_address_cidrs: virtual_address::default_ranges(),
+            pod_ranges: Vec::new(),
         }
     }
 

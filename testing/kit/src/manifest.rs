@@ -57,6 +57,7 @@ fn agent_role() -> Value {
         "rules": [
             {"apiGroups": [""], "resources": ["services", "nodes", "pods", "namespaces"], "verbs": ["get", "list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": ["networking.k8s.io"], "resources": ["servicecidrs"], "verbs": ["get", "list", "watch"]},
             {
                 "apiGroups": ["beeline.dev"],
                 "resources": ["localredirectpolicies", "balancingpolicies"],

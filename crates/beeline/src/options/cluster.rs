@@ -337,7 +337,7 @@ views: { /sys/fs/cgroup/green.slice: green }
         assert_eq!((&*green.rules.name, green.rules.pod_access), ("green", PodAccess::Auto));
         assert_eq!(green.rules.node_address_types, [AddressType::External]);
         let SourceSettings::Server(server) = &green.source else { panic!("{green:?}") };
-        assert!(server.watch_service_cidrs && !server.post_events && server.node.is_empty());
+        assert!(server.verify_cluster && !server.post_events && server.node.is_empty());
         assert_eq!(server.pods, PodScope::None);
         assert_eq!(list.view_cgroups, [("/sys/fs/cgroup/green.slice".into(), "green".into())]);
         assert_eq!(options(TWO).rules().unwrap().clusters.len(), 2);
@@ -382,7 +382,7 @@ views: { /sys/fs/cgroup/green.slice: green }
         let [SourceSettings::Server(home), SourceSettings::Server(far)] = &servers[..] else { panic!("{servers:?}") };
         assert_eq!((home.node.as_str(), home.pods, home.post_events), ("n1", PodScope::Own, true));
         assert_eq!((far.node.as_str(), far.pods, far.post_events), ("", PodScope::None, false));
-        assert!(home.watch_service_cidrs && far.watch_service_cidrs);
+        assert!(home.verify_cluster && far.verify_cluster);
         assert_eq!(options(text).rules().unwrap().clusters.len(), 2);
     }
 

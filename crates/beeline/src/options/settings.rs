@@ -69,6 +69,11 @@ impl Options {
         if let Some(words) = &self.external_ips {
             rules.external_ips = external_ips(words)?;
         }
+        for word in self.cluster_cidr.iter().flatten() {
+            let range =
+                word.parse().map_err(|_| anyhow!("--cluster-cidr {word}: expected a CIDR such as 10.244.0.0/16"));
+            rules.pod_ranges.push(range?);
+        }
         if let Some(words) = &self.virtual_address_cidrs {
             rules.virtual_address_cidrs = virtual_address_cidrs(words)?;
         }

@@ -69,7 +69,8 @@ impl Options {
             controller_namespace: self.controller_namespace.clone().unwrap_or_else(|| CONTROLLER_NAMESPACE.into()),
             report_namespace: self.report_namespace.clone().unwrap_or_else(|| REPORT_NAMESPACE.into()),
             reports: None,
-            watch_service_cidrs: role != HostRole::Node || !self.clusters.is_empty(),
+            watch_service_cidrs: true,
+            verify_cluster: role != HostRole::Node || !self.clusters.is_empty(),
             post_events: role == HostRole::Node,
             cluster_id_check: None,
         })

@@ -233,6 +233,7 @@ impl<'a> Cluster<'a> {
             report_namespace: "beeline-reports".into(),
             reports: None,
             watch_service_cidrs: false,
+            verify_cluster: false,
             post_events: true,
             cluster_id_check: None,
         }

@@ -209,6 +209,7 @@ fn rules(node: &Node) -> Rules {
     match node.external_ips.as_deref() {
         None => {}
         Some([off]) if off == "off" => rules.external_ips = ExternalIps::Off,
+        Some([on]) if on == "on" => rules.external_ips = ExternalIps::On,
         Some(ranges) => rules.external_ips = ExternalIps::Within(ranges.iter().map(|r| r.parse().unwrap()).collect()),
     }
     if let Some(ranges) = &node.virtual_address_cidrs {

@@ -5,6 +5,7 @@ mod fixture;
 
 mod address_kinds;
 mod agent;
+mod agent_dial;
 mod coexist;
 mod identity;
 mod real_programs;

@@ -1,6 +1,8 @@
 //! The addresses of the API servers and the credentials. They are read from disk again after every failure, so that a
 //! rotated token, certificate or kubeconfig takes effect without a restart.
 
+use super::connector::ServerAddresses;
+use beeline_model::Address;
 use http::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustls_pki_types::CertificateDer;
@@ -75,6 +77,30 @@ impl Access {
     /// Checks that the files exist and can be parsed. The server is not contacted.
     pub async fn check(&self) -> Result<(), AccessError> {
         self.load(0).await.map(drop)
+    }
+
+    /// The servers to choose from, as far as they are listed: a kubeconfig that `beeline join` did not write names one
+    /// server by its context.
+    pub(crate) fn urls(&self) -> Vec<Uri> {
+        match self {
+            Access::InCluster { servers, .. } => servers.clone(),
+            Access::Kubeconfig { path, .. } => {
+                Kubeconfig::read_from(path).map_or_else(|_| Vec::new(), |file| servers_of(&file))
+            }
+        }
+    }
+
+    /// The addresses of the servers whose URLs contain them. Nothing is contacted.
+    pub fn server_addresses(&self) -> Vec<(Address, u16)> {
+        let addresses = ServerAddresses::default();
+        self.urls().iter().for_each(|server| addresses.add(server));
+        if let Access::Kubeconfig { path, .. } = self
+            && let Ok(file) = Kubeconfig::read_from(path)
+        {
+            let servers = file.clusters.iter().filter_map(|named| named.cluster.as_ref()?.server.as_deref());
+            servers.filter_map(|server| server.parse().ok()).for_each(|server: Uri| addresses.add(&server));
+        }
+        addresses.list()
     }
 
     /// The number of servers to choose from.

@@ -4,6 +4,8 @@
 
 use super::access::{Access, AccessError};
 use super::cluster_id::ClusterIdCheck;
+use super::connector::{self, ServerAddresses};
+use beeline_model::Address;
 use http::{Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
@@ -34,6 +36,8 @@ pub(crate) struct FailoverClient {
     connection: Mutex<Connection>,
     /// The next connection while it is being built.
     next: tokio::sync::Mutex<Option<ConnectionBuild>>,
+    /// The addresses of all servers, as far as they are known.
+    addresses: ServerAddresses,
     /// `None` accepts any cluster.
     cluster_id_check: Option<ClusterIdCheck>,
     /// The UID of the cluster that was accepted last.
@@ -54,9 +58,9 @@ struct NoResponse {
 struct ConnectionBuild(JoinHandle<Result<Connection, AccessError>>);
 
 impl ConnectionBuild {
-    fn start(access: &Access, number: usize) -> ConnectionBuild {
-        let (access, runtime) = (access.clone(), Handle::current());
-        ConnectionBuild(tokio::task::spawn_blocking(move || runtime.block_on(build(&access, number))))
+    fn start(access: &Access, number: usize, addresses: &ServerAddresses) -> ConnectionBuild {
+        let (access, addresses, runtime) = (access.clone(), addresses.clone(), Handle::current());
+        ConnectionBuild(tokio::task::spawn_blocking(move || runtime.block_on(build(&access, number, addresses))))
     }
 
     /// `None` after the timeout. The build continues.
@@ -75,13 +79,15 @@ pub(crate) struct PendingClient {
     access: Access,
     response_timeout: Duration,
     cluster_id_check: Option<ClusterIdCheck>,
+    addresses: ServerAddresses,
     build: ConnectionBuild,
 }
 
 impl PendingClient {
     pub(crate) fn start(access: Access, timeout: Duration, cluster_id_check: Option<ClusterIdCheck>) -> PendingClient {
-        let build = ConnectionBuild::start(&access, 0);
-        PendingClient { access, response_timeout: timeout.min(RESPONSE_TIMEOUT), cluster_id_check, build }
+        let addresses = ServerAddresses::default();
+        let build = ConnectionBuild::start(&access, 0, &addresses);
+        PendingClient { access, response_timeout: timeout.min(RESPONSE_TIMEOUT), cluster_id_check, addresses, build }
     }
 
     /// Returns `AccessError::Slow` after the timeout. The build continues, and can be waited for again.
@@ -92,6 +98,7 @@ impl PendingClient {
             response_timeout: self.response_timeout,
             connection: connection.into(),
             next: None.into(),
+            addresses: self.addresses.clone(),
             cluster_id_check: self.cluster_id_check.clone(),
             accepted_uid: None.into(),
             cluster_generation: AtomicUsize::new(0),
@@ -124,6 +131,11 @@ impl FailoverClient {
 
     pub(crate) fn server(&self) -> String {
         self.connection().server
+    }
+
+    /// The addresses of the servers, as far as they are known.
+    pub(crate) fn addresses(&self) -> Vec<(Address, u16)> {
+        self.addresses.list()
     }
 
     /// The number of servers to choose from.
@@ -195,7 +207,8 @@ impl FailoverClient {
             return;
         }
         // A build that exceeds the timeout is continued by the next caller, not started again.
-        let built = next.get_or_insert_with(|| ConnectionBuild::start(&self.access, failed + 1)).wait().await;
+        let built =
+            next.get_or_insert_with(|| ConnectionBuild::start(&self.access, failed + 1, &self.addresses)).wait().await;
         if built.is_some() {
             *next = None;
         }
@@ -211,11 +224,12 @@ impl FailoverClient {
     }
 }
 
-async fn build(access: &Access, number: usize) -> Result<Connection, AccessError> {
+async fn build(access: &Access, number: usize, addresses: ServerAddresses) -> Result<Connection, AccessError> {
     let config = access.load(number).await?;
     let uri = config.cluster_url.clone();
+    access.urls().iter().chain([&uri]).for_each(|server| addresses.add(server));
     let failed = |source| AccessError::Client { server: uri.clone(), source: Box::new(source) };
-    let client = Client::try_from(config).map_err(failed)?;
+    let client = connector::client(config, addresses).map_err(failed)?;
     let server = uri.to_string().trim_end_matches('/').to_owned();
     Ok(Connection { client, server, servers: access.servers(), number, is_verified: Arc::default() })
 }

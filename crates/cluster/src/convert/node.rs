@@ -1,11 +1,13 @@
 //! Converts v1 Nodes.
 
 use super::name::is_subdomain;
+use super::range::parse as parse_range;
 use super::{Converted, Converter, RefusalCollector, Unserved, address, entry, label};
 use crate::kind::ResourceKind;
 use beeline_model::Address;
 use beeline_model::object::{self, AddressType};
 use beeline_model::refusal::RefusalReason;
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -40,6 +42,7 @@ impl Converter {
             entry: annotated(object, ENTRY_ADDRESS, refusals).into(),
             outside: annotated(object, OUTSIDE_ADDRESS, refusals).into(),
             edge: label(&object.metadata, EDGE).is_some(),
+            pod_ranges: pod_ranges(object, refusals),
         })
     }
 }
@@ -49,6 +52,14 @@ fn addresses(object: &Node, refusals: &mut RefusalCollector) -> Vec<(AddressType
     let typed = listed.filter_map(|entry| address_type(entry).map(|kind| (kind, address::parse(&entry.address))));
     let mut accept = |address| refusals.accept(RefusalReason::BadAddress, "status.addresses", address);
     typed.filter_map(|(kind, address)| Some((kind, accept(address)?))).collect()
+}
+
+/// `podCIDRs` contains `podCIDR`, which older objects have alone.
+fn pod_ranges(object: &Node, refusals: &mut RefusalCollector) -> Box<[IpNet]> {
+    let Some(spec) = &object.spec else { return Box::default() };
+    let all = spec.pod_cidrs.as_deref().filter(|all| !all.is_empty());
+    let texts = all.unwrap_or(spec.pod_cidr.as_slice()).iter().filter(|text| !text.is_empty());
+    texts.filter_map(|text| refusals.accept(RefusalReason::BadRange, "spec.podCIDRs", parse_range(text))).collect()
 }
 
 /// `None` for entries that are names: a socket dials addresses only.
@@ -101,6 +112,22 @@ mod tests {
         let meta = serde_json::json!({ "name": "n1", "annotations": annotations, "labels": labels });
         let node = serde_json::from_value(serde_json::json!({ "metadata": meta })).unwrap();
         Converter::new("blue", ServiceFilter::default()).node(&node)
+    }
+
+    #[test]
+    fn pod_ranges_of_both_families_are_read_and_an_invalid_one_is_refused() {
+        let convert = |spec: serde_json::Value| {
+            let node = serde_json::json!({ "metadata": { "name": "n1" }, "spec": spec });
+            Converter::new("blue", ServiceFilter::default()).node(&serde_json::from_value(node).unwrap())
+        };
+        let ranges =
+            |spec| convert(spec).result.unwrap().pod_ranges.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let both = serde_json::json!({ "podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00:244:1::/64"] });
+        assert_eq!(ranges(both), ["10.244.1.0/24", "fd00:244:1::/64"]);
+        assert_eq!(ranges(serde_json::json!({ "podCIDR": "10.244.1.0/24" })), ["10.244.1.0/24"]);
+        assert_eq!(ranges(serde_json::json!({})), [""; 0]);
+        let bad = convert(serde_json::json!({ "podCIDRs": ["10.244.1.0/99"] }));
+        assert_eq!((bad.refusals.len(), bad.refusals[0].reason), (1, RefusalReason::BadRange));
     }
 
     #[test]

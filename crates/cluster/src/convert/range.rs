@@ -29,7 +29,7 @@ impl Converter {
     }
 }
 
-fn parse(text: &str) -> Result<IpNet, String> {
+pub(super) fn parse(text: &str) -> Result<IpNet, String> {
     text.parse().map(|net: IpNet| net.trunc()).map_err(|_| format!("{text:?} is not a range such as 10.96.0.0/16"))
 }
 

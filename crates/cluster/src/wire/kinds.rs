@@ -135,6 +135,10 @@ pub(crate) struct NodeWire {
 #[derive(Deserialize)]
 struct NodeSpecWire {
     taints: Option<Vec<Taint>>,
+    #[serde(rename = "podCIDR")]
+    pod_cidr: Option<String>,
+    #[serde(rename = "podCIDRs")]
+    pod_cidrs: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -174,7 +178,12 @@ impl From<NodeWire> for Node {
     fn from(wire: NodeWire) -> Node {
         Node {
             metadata: wire.metadata.into(),
-            spec: wire.spec.map(|spec| NodeSpec { taints: spec.taints, ..NodeSpec::default() }),
+            spec: wire.spec.map(|spec| NodeSpec {
+                taints: spec.taints,
+                pod_cidr: spec.pod_cidr,
+                pod_cidrs: spec.pod_cidrs,
+                ..NodeSpec::default()
+            }),
             status: wire.status.map(Into::into),
         }
     }

@@ -5,6 +5,7 @@
 //! (`Claims::chain`), and use the policy again as soon as it has a backend, without a change of any frontend row.
 
 use super::port_pair::{PortPair, PortPairs, pair_ports, refusal};
+use super::protected::{ProtectedAddresses, Protection};
 use super::remote::may_program;
 use super::target::{backends, count_backends, members};
 use super::{ServicePlan, SetPlan, SetPolicy};
@@ -38,6 +39,7 @@ pub struct PolicyContext<'a> {
     pub taken: Option<String>,
     /// An address of the policy's addressEndpoint that is itself a frontend, and of what.
     pub frontend_as_backend: Option<(Address, String)>,
+    pub protected: &'a ProtectedAddresses<'a>,
 }
 
 impl PolicyContext<'_> {
@@ -129,6 +131,7 @@ fn accept(policy: &Policy, context: &PolicyContext<'_>) -> Result<Frontends, Ref
         Matcher::Service { .. } => (cluster_ips(context), FrontendKind::ClusterIp),
         Matcher::Address { address, .. } => {
             check_virtual(policy, *address, context)?;
+            check_api_server(policy, *address, &paired.pairs, context)?;
             (vec![*address], FrontendKind::Virtual)
         }
     };
@@ -195,7 +198,25 @@ fn check_virtual(policy: &Policy, address: Address, context: &PolicyContext<'_>)
     match (&context.taken, virtual_address::check(&context.rules.virtual_address_cidrs, address)) {
         (Some(owner), _) => not_allowed(&format!("it is already {owner}")),
         (None, Err(why)) => not_allowed(&why),
-        (None, Ok(())) => Ok(()),
+        (None, Ok(())) => match context.protected.at_virtual(address) {
+            Some(Protection { what, .. }) => not_allowed(&format!("it is {what}")),
+            None => Ok(()),
+        },
+    }
+}
+
+fn check_api_server(
+    policy: &Policy,
+    address: Address,
+    pairs: &[PortPair],
+    context: &PolicyContext<'_>,
+) -> Result<(), Refusal> {
+    match pairs.iter().find(|pair| context.protected.is_api_server(address, pair.dialled.port)) {
+        Some(pair) => {
+            let message = format!("{address}:{} is an API server: use another address", pair.dialled.port);
+            Err(refusal(policy, RefusalReason::ApiServerAddress, message))
+        }
+        None => Ok(()),
     }
 }
 

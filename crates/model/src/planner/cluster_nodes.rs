@@ -30,6 +30,8 @@ pub(super) struct ClusterNodes {
     /// nodes serve NodePorts.
     pub hosts: BTreeMap<Address, Name>,
     pub others: Vec<(Name, Vec<Address>)>,
+    /// The pod ranges of all nodes.
+    pub pod_ranges: Vec<IpNet>,
     /// What changed since `hosts` and `others` were derived.
     pub changed: NodesChanged,
     pub moved: BTreeSet<Name>,

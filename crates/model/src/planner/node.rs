@@ -2,22 +2,24 @@
 
 use super::Planner;
 use super::cluster_nodes::{ClusterNodes, NodesChanged};
+use super::protected::aggregate;
 use crate::address::{Address, Family};
 use crate::cluster::order::ClusterContext;
 use crate::name::Name;
 use crate::object::{AddressType, Node, Pod, PodName};
 use crate::row::NodeRow;
 use crate::rules::HostRole;
+use ipnet::IpNet;
 use std::collections::BTreeMap;
 
 /// The fields of a node that matter to Services. Without the pod network also how the node is reached and whether it is
 /// ready.
 type NodeFields<'a> =
-    (&'a [(AddressType, Address)], Option<&'a Name>, &'a [Address], Option<(&'a [Address], [bool; 3])>);
+    (&'a [(AddressType, Address)], Option<&'a Name>, &'a [Address], &'a [IpNet], Option<(&'a [Address], [bool; 3])>);
 
 fn node_fields(node: &Node, no_pod_network: bool) -> NodeFields<'_> {
     let reachability = no_pod_network.then_some((&*node.outside, [node.edge, node.ready, node.eligible]));
-    (&node.addresses, node.zone.as_ref(), &node.entry, reachability)
+    (&node.addresses, node.zone.as_ref(), &node.entry, &node.pod_ranges, reachability)
 }
 
 impl Planner {
@@ -111,6 +113,7 @@ impl Planner {
         let (moved, hosts) = (std::mem::take(&mut state.moved), std::mem::take(&mut state.hosts));
         self.derive_cluster(cluster);
         self.mark_others_at(cluster, &hosts);
+        self.mark_claimants_of_pods(cluster, &hosts);
         let has_pod_network =
             self.order.get(cluster).is_none_or(|cluster_context| cluster_context.host_role == HostRole::Node);
         match changed {
@@ -118,6 +121,14 @@ impl Planner {
             _ if has_pod_network => self.mark_by_nodes(cluster),
             _ => self.mark_moved(cluster, &moved, &hosts),
         }
+    }
+
+    /// Marks the claimants of addresses that became, or no longer are, those of this host's pods.
+    fn mark_claimants_of_pods(&mut self, cluster: &Name, before: &BTreeMap<Address, Name>) {
+        let Some(state) = self.cluster_nodes.get_mut(cluster) else { return };
+        let now = std::mem::take(&mut state.hosts);
+        self.mark_claimants_if(|address| before.get(address) != now.get(address));
+        self.cluster_nodes_mut(cluster).hosts = now;
     }
 
     fn mark_by_nodes(&mut self, cluster: &str) {
@@ -137,9 +148,15 @@ impl Planner {
             Some(cluster_context) if cluster_context.is_remote() => state.derive_outside(&self.rules),
             _ => state.derive_inside(cluster, &self.rules, self.policies.pods()),
         };
+        let pod_ranges = aggregate(state.nodes.values().flat_map(|node| node.pod_ranges.iter().copied()));
         let state = self.cluster_nodes_mut(cluster);
         (state.hosts, state.others) = derived;
+        let ranges_before = std::mem::replace(&mut state.pod_ranges, pod_ranges);
+        let ranges_changed = ranges_before != state.pod_ranges;
         self.pod_prefixes.changed = true;
+        if ranges_changed {
+            self.mark_claimants_if(|_| true);
+        }
     }
 
     /// `None` outside any cluster.

@@ -41,6 +41,10 @@ impl<K: Hash + Eq> Index<K> {
     fn of<'a>(&'a self, key: &K) -> impl Iterator<Item = &'a ServiceName> + use<'a, K> {
         self.0.get(key).into_iter().flatten()
     }
+
+    fn keys(&self) -> impl Iterator<Item = &K> {
+        self.0.keys()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -288,6 +292,11 @@ impl PolicyIndex {
 
     pub fn on_service(&self, service: &ServiceName) -> impl Iterator<Item = &ServiceName> {
         self.on_service.of(service)
+    }
+
+    /// The virtual addresses of all policies.
+    pub fn addresses(&self) -> impl Iterator<Item = &Address> {
+        self.at_address.keys()
     }
 
     pub fn at_address(&self, address: &Address) -> impl Iterator<Item = &ServiceName> {

@@ -11,6 +11,7 @@ use crate::hash::HashSet;
 use crate::name::{Name, ServiceName};
 use crate::object::Slice;
 use crate::plan::policy::{PolicyContext, failure, plan_policy};
+use crate::plan::protected::ProtectedAddresses;
 use crate::plan::{PlanContext, ServicePlan, plan_service};
 use crate::policy::{Matcher, Policy, Target};
 use crate::row::FrontendKey;
@@ -27,11 +28,11 @@ impl Planner {
         let (services, mut policies): (HashSet<ServiceName>, HashSet<ServiceName>) =
             names.into_iter().partition(|name| name.policy_kind().is_none());
         policies.extend(self.policies_on(&services));
-        for names in [services, policies] {
-            let planned = self.plan_all(names);
-            self.claim_all(&planned, &mut keys);
-            delta.services.extend(planned);
-        }
+        let planned = self.plan_services(services, &mut keys);
+        delta.services.extend(planned);
+        let planned = self.plan_all(policies);
+        self.claim_all(&planned, &mut keys);
+        delta.services.extend(planned);
         self.add_node_rows(&mut keys);
         self.add_other_ports(&mut keys);
         if contested || self.claims.is_contested() {
@@ -50,6 +51,28 @@ impl Planner {
         let waiting = self.order.clusters().iter().filter(|cluster_context| cluster_context.waits_in_default_view());
         delta.waiting = waiting.map(|cluster_context| cluster_context.number).collect();
         delta
+    }
+
+    /// Plans Services. One that claims an external address is planned again if that address became, or no longer is, the
+    /// ClusterIP of another Service. ClusterIPs depend on no other Service, so the second time decides.
+    fn plan_services(
+        &mut self,
+        names: HashSet<ServiceName>,
+        keys: &mut HashSet<FrontendKey>,
+    ) -> Vec<(ServiceName, Option<ServicePlan>)> {
+        let mut planned = self.plan_all(names);
+        self.claim_all(&planned, keys);
+        // With several clusters, the ranks of the clusters decide instead.
+        let changed = keys.iter().filter(|key| key.protocol.is_none() && !self.has_several_clusters());
+        let again: HashSet<ServiceName> =
+            changed.flat_map(|key| self.external_claimants(&key.address)).cloned().collect();
+        if !again.is_empty() {
+            planned.retain(|(name, _)| !again.contains(name));
+            let second = self.plan_all(again);
+            self.claim_all(&second, keys);
+            planned.extend(second);
+        }
+        planned
     }
 
     fn below(&self, key: &FrontendKey) -> Option<Vec<Claim>> {
@@ -131,6 +154,15 @@ impl Planner {
             nodes: &state.nodes,
             reach: &self.reach,
             other_clusters: self.other_clusters(&cluster_context.rules.name),
+            protected: ProtectedAddresses {
+                rules: &self.rules,
+                api_servers: self.api_servers_of(cluster),
+                service_ranges: &cluster_context.ranges,
+                pod_ranges: &state.pod_ranges,
+                hosts: (!cluster_context.is_remote()).then_some(&state.hosts),
+                own_node: state.nodes.get(&self.rules.node_name).filter(|_| !cluster_context.is_remote()),
+                claims: (!self.has_several_clusters()).then_some(&self.claims),
+            },
         })
     }
 
@@ -182,7 +214,7 @@ impl Planner {
         &'a self,
         name: &ServiceName,
         policy: &Policy,
-        context: &PlanContext<'a>,
+        context: &'a PlanContext<'_>,
     ) -> PolicyContext<'a> {
         PolicyContext {
             rules: &self.rules,
@@ -201,6 +233,7 @@ impl Planner {
                 }
                 Target::Pods { .. } | Target::LocalPods { .. } => None,
             },
+            protected: &context.protected,
         }
     }
 

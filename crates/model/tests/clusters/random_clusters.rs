@@ -92,6 +92,7 @@ impl RandomClusters {
         rules.no_local_endpoint_action =
             if rng.u8(..4) == 0 { NoLocalEndpointAction::Drop } else { NoLocalEndpointAction::Refuse };
         rules.own_addresses = vec![address("192.168.7.2"), address("fd00:7::2")];
+        rules.external_ips = ExternalIps::On;
         let mut random =
             RandomClusters { rng, rules, reach: Reach::default(), views: BTreeSet::new(), objects: BTreeMap::new() };
         let count = random.rng.usize(1..=CLUSTERS.len());

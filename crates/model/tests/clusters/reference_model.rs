@@ -116,9 +116,7 @@ impl<'a> ReferenceModel<'a> {
 
     /// The configured ranges, or else those of the cluster's objects.
     fn ranges(&self, cluster: &ClusterRules) -> Option<Vec<IpNet>> {
-        let objects = self.random.objects.get(&cluster.name).map(|objects| objects.ranges.values().flatten().copied());
-        let listed = cluster.service_ranges.clone().filter(|ranges| !ranges.is_empty());
-        listed.or_else(|| objects.map(Iterator::collect)).filter(|ranges: &Vec<IpNet>| !ranges.is_empty())
+        ranges_of(self.random, cluster)
     }
 
     /// A cluster may not use the addresses of earlier clusters' nodes, nor of the pods on this host.
@@ -238,12 +236,37 @@ impl ClusterModel<'_> {
             kinds.push(AddressKind::ClusterIp);
         }
         let reachable = !self.weigh(&self.cluster_set(service, port, family), port).is_empty();
-        if reachable || self.is_strict(service) || self.host_role == HostRole::Node {
+        if !self.is_protected(service, at) && (reachable || self.is_strict(service) || self.host_role == HostRole::Node)
+        {
             let held = service.load_balancer_ips.contains(&at) && self.source_ranges_hold(service, family);
             kinds.extend(held.then_some(AddressKind::Balancer));
             kinds.extend(service.external_ips.contains(&at).then_some(AddressKind::External));
         }
         kinds
+    }
+
+    /// An address of the cluster itself, which no external or load-balancer address may take: one of its service ranges,
+    /// of a pod on this host, or (in the only cluster) of another Service.
+    fn is_protected(&self, service: &Service, at: Address) -> bool {
+        let objects = &self.random.objects[&self.rules.name];
+        let in_range =
+            ranges_of(self.random, self.rules).is_some_and(|all| all.iter().any(|range| range.contains(&at.ip())));
+        let is_closed = |other: &&Service| {
+            let mut ports = other.ports.iter().filter(|port| port.protocol.has_hook());
+            other.cluster_ips.contains(&at) && !ports.any(|port| self.is_left_to_a_route(other, port, at))
+        };
+        let is_only = self.random.rules.clusters.len() == 1;
+        let is_cluster_ip = is_only && self.may_program(at) && objects.services.values().any(|other| is_closed(&other));
+        !service.cluster_ips.contains(&at) && (in_range || is_cluster_ip || self.is_local_pod(objects, at))
+    }
+
+    fn is_local_pod(&self, objects: &Objects, at: Address) -> bool {
+        let own_node = objects.nodes.get(HOST);
+        let is_own = self.random.rules.own_addresses.contains(&at)
+            || own_node
+                .is_some_and(|node| node.addresses.iter().any(|(_, own)| *own == at) || node.entry.contains(&at));
+        let mut pods = objects.pods.values().filter(|pod| pod.node.as_deref() == Some(HOST));
+        self.is_home() && !is_own && pods.any(|pod| pod.addresses.contains(&at))
     }
 
     /// Rule 8.
@@ -432,6 +455,12 @@ impl ClusterModel<'_> {
 }
 
 /// The groups whose paths must be probed, with the endpoints to probe.
+fn ranges_of(random: &RandomClusters, cluster: &ClusterRules) -> Option<Vec<IpNet>> {
+    let objects = random.objects.get(&cluster.name).map(|objects| objects.ranges.values().flatten().copied());
+    let listed = cluster.service_ranges.clone().filter(|ranges| !ranges.is_empty());
+    listed.or_else(|| objects.map(Iterator::collect)).filter(|ranges: &Vec<IpNet>| !ranges.is_empty())
+}
+
 pub fn reach_targets(random: &RandomClusters) -> Vec<(PodGroup, Vec<(Address, u16)>)> {
     let reference = ReferenceModel { random, first: None, assume_known: false };
     let mut groups: BTreeMap<PodGroup, BTreeSet<(Address, u16)>> = BTreeMap::new();
