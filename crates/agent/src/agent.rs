@@ -35,7 +35,7 @@ use beeline_model::object::Object;
 use beeline_model::planner::Delta;
 use beeline_model::refusal::Refusal;
 use beeline_model::rollout::RolloutReport;
-use beeline_model::{Address, Name};
+use beeline_model::{Address, Name, ServiceName};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -256,7 +256,9 @@ impl Agent {
     pub fn publish_report(&self) {
         if self.sources.is_synced() {
             let planner = &self.reconciler.planner;
+            let without_room: Vec<(&ServiceName, Refusal)> = planner.refused_policies().collect();
             let failing = self.reconciler.retries.service_refusals().chain(planner.policy_failures());
+            let failing = failing.chain(without_room.iter().map(|(name, refusal)| (*name, refusal)));
             self.reporter.publish(failing.filter(|(name, _)| planner.order().is_home(name.cluster())));
         }
     }

@@ -21,11 +21,13 @@ use beeline_model::table::Tables;
 use beeline_model::{Address, Family, Name, Protocol, ServiceName};
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
 
 /// The number of service names in the log line of one write.
 const LOGGED_SERVICES: usize = 5;
+/// How often it is checked whether something that was refused for a full table fits now. The check looks at all Services.
+const CAPACITY_REVIEW_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of left-out pods of a policy that are reported.
 const MAX_REPORTED_PODS: usize = 20;
 
@@ -45,6 +47,7 @@ pub struct Reconciler {
     last_change: Option<LastChange>,
     /// Rows that should be deleted could not be deleted yet.
     has_leftover_rows: bool,
+    next_capacity_review: Instant,
     /// Computed on demand after each sync, because it plans every policy.
     policy_counts: Cell<Option<PolicyCounts>>,
 }
@@ -86,6 +89,8 @@ impl Reconciler {
         let clusters = &settings.cluster_list.clusters;
         let mut planner = Planner::new(settings.rules.clone());
         planner.set_views(settings.cluster_list.view_names());
+        let programmed: BTreeSet<ServiceName> = tables.port_names().map(|(name, _)| name.service.clone()).collect();
+        planner.set_capacity(&settings.kernel.sizes, programmed.into_iter());
         // A snapshot may be served before an API server answers.
         for cluster in clusters {
             if let SourceSettings::Server(source) = &cluster.source {
@@ -112,6 +117,7 @@ impl Reconciler {
             metrics: ChangeMetrics::default(),
             last_change: None,
             has_leftover_rows: false,
+            next_capacity_review: Instant::now(),
             policy_counts: Cell::new(None),
         })
     }
@@ -138,6 +144,9 @@ impl Reconciler {
     pub fn sync(&mut self, request: SyncRequest) -> anyhow::Result<SyncEffects> {
         let SyncRequest { delta, scope, incomplete, may_attach, started } = request;
         let full = scope != SyncScope::Changes;
+        if incomplete.is_empty() {
+            self.planner.finish_start();
+        }
         self.tables.unlisted = incomplete;
         let outcome = reconcile(&mut self.tables, &mut self.kernel, &delta, scope);
         let was_attached = self.program.is_attached();
@@ -173,6 +182,10 @@ impl Reconciler {
         }
         if self.retries.are_nodes_due(now) {
             self.planner.mark_nodes_dirty();
+        }
+        if now >= self.next_capacity_review {
+            self.planner.review_capacity();
+            self.next_capacity_review = now + CAPACITY_REVIEW_INTERVAL;
         }
         Ok(())
     }

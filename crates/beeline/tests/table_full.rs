@@ -94,3 +94,50 @@ fn check_case(case: &Case) {
 fn refused(fixture: &AgentFixture) -> Vec<String> {
     fixture.refusals().into_iter().filter(|(reason, _)| reason == "tableFull").map(|(_, subject)| subject).collect()
 }
+
+/// Fills the frontend table from a namespace whose name comes first. Everybody else is served: on a new node, when the
+/// table was full before, and after a restart.
+#[test]
+fn one_namespace_cannot_fill_the_tables_for_the_others() {
+    let _alone = fixture::run_alone();
+    let small = ["--max-frontends", "80"];
+    let mut fixture = AgentFixture::new();
+    let services: Vec<TestService> = (0..4).map(|n| TestService::new(&format!("s{n:02}"), 1 + n)).collect();
+    let write_others = |fixture: &mut AgentFixture| {
+        for (number, service) in (0..).zip(&services) {
+            let pods = fixture.start_backends(&service.name, 10 + number, 1);
+            fixture.write_file(&format!("{}.yaml", service.name), service.manifest(&pods));
+        }
+    };
+    fixture.write_file("greedy.yaml", greedy_manifests());
+    fixture.start(&small);
+    wait_until("the greedy namespace is refused", || !refused(&fixture).is_empty());
+    write_others(&mut fixture);
+    let all_answer = |fixture: &AgentFixture| services.iter().all(|service| fixture.answers(service));
+    wait_until("everybody else is served", || all_answer(&fixture));
+    let greedy_only = |fixture: &AgentFixture| {
+        let full = refused(fixture);
+        assert!(!full.is_empty() && full.iter().all(|subject| subject.starts_with("Service aaa/")), "{full:?}");
+        full
+    };
+    let before = greedy_only(&fixture);
+    let message = fixture.status()["refusals"][0]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("namespace aaa") && message.contains("--max-frontends"), "{message}");
+    fixture.stop();
+    fixture.start(&small);
+    assert!(all_answer(&fixture), "at once after a restart");
+    assert_eq!(greedy_only(&fixture), before, "the same Services are refused");
+}
+
+/// 20 Services of 3 ports and 4 addresses.
+fn greedy_manifests() -> String {
+    let service = |number: u32| {
+        let external = (0..3).map(|at| format!("198.51.{at}.{number}")).collect::<Vec<_>>().join(", ");
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: g{number:02}, namespace: aaa}}\nspec:\n  \
+             clusterIP: 10.96.1.{number}\n  externalIPs: [{external}]\n  ports:\n  \
+             - {{name: a, port: 81}}\n  - {{name: b, port: 82}}\n  - {{name: c, port: 83}}\n---\n"
+        )
+    };
+    (1..=20).map(service).collect()
+}

@@ -80,7 +80,7 @@ impl ReconcileOutcome {
 }
 
 /// The option that increases the size of a table.
-fn size_option(table: &str) -> &'static str {
+pub(crate) fn size_option(table: &str) -> &'static str {
     match table {
         "frontend" => "--max-frontends (or --max-services)",
         "backend" => "--max-backends (or --max-services)",

@@ -6,6 +6,7 @@
 
 pub mod address;
 pub mod bucket;
+pub mod capacity;
 pub mod change;
 pub mod claim;
 pub mod cluster;

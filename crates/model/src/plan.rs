@@ -1,6 +1,7 @@
 //! The plan of one Service on this host: the frontends that it claims and the sets that they lead to. Pure functions,
 //! without ids.
 
+pub(crate) mod demand;
 pub mod policy;
 mod port_pair;
 pub mod protected;

@@ -16,6 +16,7 @@ mod reach_target;
 mod replan;
 
 use crate::address::Address;
+use crate::capacity::CapacityTracker;
 use crate::change::{Change, ObjectKey};
 use crate::claim::{Claim, Claims};
 use crate::cluster::order::{ClusterOrder, RangeConflict, Ranges};
@@ -27,7 +28,7 @@ use crate::plan::ServicePlan;
 use crate::policy::PolicySlice;
 use crate::reach::Reach;
 use crate::refusal::{Refusal, RefusalReason};
-use crate::row::{FrontendKey, FrontendKind, NodeRow};
+use crate::row::{FrontendKey, FrontendKind, NodeRow, Sizes};
 use crate::rules::Rules;
 use cluster_nodes::ClusterNodes;
 use pod_prefix::PodPrefixes;
@@ -86,6 +87,9 @@ pub struct Planner {
     pod_prefixes: PodPrefixes,
     reach_targets: ReachTargets,
     policies: PolicyIndex,
+    capacity: CapacityTracker,
+    /// Decide again who gets rows, because something that is refused may fit now.
+    review_capacity: bool,
     external_addresses: ExternalAddresses,
     /// By cluster: the addresses at which the agent reaches its API servers.
     api_servers: BTreeMap<Name, Vec<(Address, u16)>>,
@@ -124,6 +128,8 @@ impl Planner {
             pod_prefixes: PodPrefixes::default(),
             reach_targets: ReachTargets::default(),
             policies: PolicyIndex::default(),
+            capacity: CapacityTracker::default(),
+            review_capacity: false,
             external_addresses: ExternalAddresses::default(),
             api_servers: BTreeMap::new(),
             self_publishing: false,
@@ -335,7 +341,7 @@ impl Planner {
     }
 
     pub fn is_dirty(&self) -> bool {
-        self.nodes_dirty || !self.dirty.is_empty()
+        self.nodes_dirty || self.review_capacity || !self.dirty.is_empty()
     }
 
     /// Plans again everything that is dirty.
@@ -355,7 +361,39 @@ impl Planner {
         names.extend(self.policies.owners().cloned());
         names.extend(self.claimed.keys().cloned());
         self.nodes_dirty = true;
+        self.review_capacity = true;
         self.replan(names)
+    }
+
+    // ---- capacity ----
+
+    /// Sets the sizes of the tables. Without them, everything is planned. `programmed` are the owners of the rows that the
+    /// tables hold from before.
+    pub fn set_capacity(&mut self, sizes: &Sizes, programmed: impl Iterator<Item = ServiceName>) {
+        self.capacity.set_limits(sizes);
+        self.capacity.set_programmed(programmed);
+    }
+
+    /// All sources are complete: what the tables held from before no longer counts.
+    pub fn finish_start(&mut self) {
+        self.capacity.finish_start();
+    }
+
+    /// Decides again who gets rows, if something that is refused may fit now. This looks at all Services, so the caller
+    /// limits how often.
+    pub fn review_capacity(&mut self) {
+        self.review_capacity |= self.capacity.is_stale();
+    }
+
+    /// Why a Service or policy has no rows.
+    pub fn capacity_refusal(&self, name: &ServiceName) -> Option<Refusal> {
+        self.capacity.refusal(name)
+    }
+
+    /// The policies for which the tables have no room.
+    pub fn refused_policies(&self) -> impl Iterator<Item = (&ServiceName, Refusal)> {
+        let refused = self.policies.owners().filter(|name| self.capacity.is_refused(name));
+        refused.filter_map(|name| Some((name, self.capacity.refusal(name)?)))
     }
 
     // ---- queries ----
@@ -403,6 +441,7 @@ impl Planner {
         all.extend(hidden.map(|(key, winner, loser)| self.conflict(key, winner, loser)));
         all.extend(self.range_refusals());
         all.extend(self.shared_refusals());
+        all.extend(self.capacity.refusals());
         all.sort();
         all.dedup();
         all

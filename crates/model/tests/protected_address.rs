@@ -178,7 +178,7 @@ fn pod(at: &str) -> Pod {
         node: Some("n1".into()),
         addresses: [address(at)].into(),
         containers: [].into(),
-        untouched: false,
+        excluded: false,
         view: None,
         labels: Default::default(),
         ready: true,
@@ -229,10 +229,10 @@ fn virtual_policy(at: &str, port: u16) -> Policy {
 
 #[test]
 fn a_virtual_address_is_checked_as_an_external_one() {
-    let plan = |virtual_ranges: &[&str], at, port| {
-        let virtual_ranges = virtual_ranges.iter().map(|range| range.parse().unwrap()).collect();
+    let plan = |virtual_address_cidrs: &[&str], at, port| {
+        let virtual_address_cidrs = virtual_address_cidrs.iter().map(|range| range.parse().unwrap()).collect();
         let pod_ranges = vec!["10.244.0.0/16".parse().unwrap()];
-        let mut planner = Planner::new(Rules { virtual_ranges, pod_ranges, ..Rules::for_node("n1") });
+        let mut planner = Planner::new(Rules { virtual_address_cidrs, pod_ranges, ..Rules::for_node("n1") });
         planner.set_api_servers(&LOCAL_CLUSTER.into(), vec![(address("10.0.0.1"), 6443)]);
         apply(&mut planner, [Object::Policy(virtual_policy(at, port))]);
         refusals(&planner).into_iter().map(|(_, reason)| reason).collect::<Vec<_>>()

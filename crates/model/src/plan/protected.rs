@@ -69,7 +69,7 @@ impl ProtectedAddresses<'_> {
     /// The same for a policy's virtual address. An administrator may reserve a part of a range for virtual addresses.
     pub fn at_virtual(&self, address: Address) -> Option<Protection> {
         let (range, protection) = self.range_at(address)?;
-        let mut reserved = self.rules.virtual_ranges.iter().filter(|net| net.contains(&address.ip()));
+        let mut reserved = self.rules.virtual_address_cidrs.iter().filter(|net| net.contains(&address.ip()));
         let is_reserved = reserved.any(|net| range.contains(net) && *net != range);
         (!is_reserved).then_some(protection)
     }

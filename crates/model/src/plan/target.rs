@@ -108,6 +108,14 @@ fn selected<'a>(
     context.pods.range(first..).take_while(here).map(|(_, pod)| pod).filter(|pod| selector.matches(&pod.labels))
 }
 
+/// The number of selected pods on this node.
+pub(super) fn selected_count(policy: &Policy, context: &PolicyContext<'_>) -> u64 {
+    match &policy.target {
+        Target::LocalPods { selector, .. } => selected(policy, selector, context).count() as u64,
+        _ => 0,
+    }
+}
+
 /// The cgroup ids of pods that must not be redirected to themselves. Pods that are not ready are included, because a
 /// starting pod also dials its upstream.
 pub(super) fn members(policy: &Policy, context: &PolicyContext<'_>) -> Vec<u64> {

@@ -4,6 +4,7 @@
 use super::policy_index::service_of;
 use super::{Delta, Planner};
 use crate::address::Address;
+use crate::capacity::TableRows;
 use crate::claim::Claim;
 use crate::cluster::order::RangeConflict;
 use crate::cluster::view::{OtherCluster, ViewInputs, expand_views};
@@ -12,15 +13,18 @@ use crate::name::{Name, ServiceName};
 use crate::object::Slice;
 use crate::plan::policy::{PolicyContext, failure, plan_policy};
 use crate::plan::protected::ProtectedAddresses;
-use crate::plan::{PlanContext, ServicePlan, plan_service};
+use crate::plan::{PlanContext, ServicePlan, demand, plan_service};
 use crate::policy::{Matcher, Policy, Target};
 use crate::row::FrontendKey;
 use crate::rules::HostRole;
 use crate::select::NodeLocation;
 use crate::virtual_address;
+use std::collections::BTreeMap;
 
 impl Planner {
-    pub(super) fn replan(&mut self, names: HashSet<ServiceName>) -> Delta {
+    pub(super) fn replan(&mut self, mut names: HashSet<ServiceName>) -> Delta {
+        let decided = self.share_tables(&names);
+        names.extend(decided);
         let mut delta = Delta::default();
         let mut keys: HashSet<FrontendKey> = HashSet::default();
         let contested = self.claims.is_contested();
@@ -51,6 +55,40 @@ impl Planner {
         let waiting = self.order.clusters().iter().filter(|cluster_context| cluster_context.waits_in_default_view());
         delta.waiting = waiting.map(|cluster_context| cluster_context.number).collect();
         delta
+    }
+
+    /// Decides who gets rows. Returns the Services and policies for which that changed.
+    fn share_tables(&mut self, names: &HashSet<ServiceName>) -> HashSet<ServiceName> {
+        for (name, rows) in self.demands(names) {
+            self.capacity.set(&name, rows);
+        }
+        let review = std::mem::take(&mut self.review_capacity);
+        let (services, policies) = (&self.services, &self.policies);
+        let created = |name: &ServiceName| {
+            let service = services.get(name).map(|service| service.created);
+            service.or_else(|| Some(policies.policy(name)?.created)).unwrap_or(i64::MAX)
+        };
+        self.capacity.decide(review, created)
+    }
+
+    /// The number of rows that each of them needs; `None` if it does not exist.
+    fn demands(&self, names: &HashSet<ServiceName>) -> Vec<(ServiceName, Option<TableRows>)> {
+        if !self.capacity.is_limited() {
+            return Vec::new();
+        }
+        let mut contexts: BTreeMap<&str, Option<PlanContext<'_>>> = BTreeMap::new();
+        for name in names {
+            contexts.entry(name.cluster()).or_insert_with(|| self.plan_context(name.cluster()));
+        }
+        let demand = |name: &ServiceName| self.demand(name, contexts.get(name.cluster())?.as_ref()?);
+        names.iter().map(|name| (name.clone(), demand(name))).collect()
+    }
+
+    fn demand(&self, name: &ServiceName, context: &PlanContext<'_>) -> Option<TableRows> {
+        match self.policies.policy(name) {
+            Some(policy) => Some(demand::of_policy(policy, &self.policy_context(name, policy, context))),
+            None => Some(demand::of_service(self.services.get(name)?, self.slices_of(name), context)),
+        }
     }
 
     /// Plans Services. One that claims an external address is planned again if that address became, or no longer is, the
@@ -181,6 +219,9 @@ impl Planner {
     }
 
     pub(super) fn plan(&self, name: &ServiceName, context: &PlanContext<'_>) -> Option<ServicePlan> {
+        if self.capacity.is_refused(name) {
+            return None;
+        }
         let policy = self.policies.policy(name);
         let mut plan = match policy {
             Some(policy) => plan_policy(policy, &self.policy_context(name, policy, context)),
