@@ -9,7 +9,8 @@ export BEELINE_CACHE
 # A CI runner may have a short PATH: add the cached tools first, then those of cargo and root.
 export PATH := $(BEELINE_CACHE)/bin:$(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
 
-FUZZ_TARGET ?= convert
+# Fuzz targets, separated by spaces; empty: all.
+FUZZ_TARGET ?=
 FUZZ_SECONDS ?= 60
 # Where the plots of the README are written.
 BENCH_IMAGES ?= docs/images
@@ -65,9 +66,9 @@ check: ## check formatting, lints, naming rules, licences of dependencies, shell
 	cargo clippy --workspace --bin beeline --no-default-features -- -D warnings
 	cargo test --workspace --test naming
 	cargo-deny --log-level error check bans licenses sources
-	for script in .ci/run scripts/*.sh deploy/kubectl-beeline deploy/detach-wait; do bash -n "$$script"; done
 	scripts/advisories.sh
 	apparmor_parser --skip-kernel-load --skip-cache deploy/profiles/apparmor
+	for script in .ci/run scripts/*.sh deploy/kubectl-beeline deploy/detach-wait; do bash -n "$$script"; done
 	busybox sh -n scripts/kernels/init 2>/dev/null || sh -n scripts/kernels/init
 
 bench: ## measure the socket path against direct, nftables and iptables; table, plot, JSON
@@ -96,13 +97,9 @@ bench-candidates: ## compare table layouts and socket records
 	$(MAKE) release
 	target/release/beeline-bench candidates
 
-# Stable Rust has no sanitizers, hence -s none: the fuzzer looks for panics. New inputs are stored below target/; the corpus
-# in the tree is only read.
-fuzz: ## fuzz the object converter, FUZZ_SECONDS=60
+fuzz: ## fuzz every parser of foreign input for FUZZ_SECONDS=60 each, and print the number of inputs
 	@scripts/setup.sh build fuzz
-	mkdir -p target/fuzz/found target/fuzz/corpus fuzz/corpus/$(FUZZ_TARGET)
-	cargo fuzz run -s none --target-dir target/fuzz $(FUZZ_TARGET) target/fuzz/corpus fuzz/corpus/$(FUZZ_TARGET) -- \
-		-max_total_time=$(FUZZ_SECONDS) -artifact_prefix=$(CURDIR)/target/fuzz/found/
+	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz.sh $(FUZZ_TARGET)
 
 test-kernels: ## load, attach and dial in Debian's kernels, under qemu without KVM
 	@scripts/setup.sh build kernels

@@ -31,6 +31,7 @@ pub mod reach;
 mod reach_client;
 mod reconciler;
 mod request;
+mod request_check;
 mod retry;
 mod rollout_reporter;
 pub mod run;
@@ -54,6 +55,8 @@ mod udp_reaper;
 mod view;
 
 pub use dns::Zone;
+#[doc(hidden)]
+pub use request_check::check_request;
 pub use run::run;
 pub use self_test::dial as self_test_dial;
 pub use settings::{

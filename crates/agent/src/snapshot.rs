@@ -5,11 +5,14 @@
 mod clock;
 mod error;
 mod file;
+mod file_check;
 mod recorder;
 mod store;
 
 pub use clock::{Clock, ClockReading, SystemClock};
 pub use error::SnapshotError;
 pub use file::{LoadRequirements, LoadResult, LoadedSnapshot, MAX_SNAPSHOT_BYTES, SnapshotFiles, SnapshotHeader};
+#[doc(hidden)]
+pub use file_check::check_snapshot;
 pub use recorder::{DiskState, LoadJob, SnapshotRecorder, WriteJob};
 pub use store::SnapshotStore;

@@ -19,6 +19,7 @@
 //! that the Endpoints name are read one by one every half an hour: a watch of Nodes would carry the heartbeat of every
 //! node. That a node is not ready shows earlier in the Endpoints. Pods and policies are not read.
 
+mod answer_check;
 mod client;
 mod link;
 mod tracker;
@@ -29,6 +30,7 @@ use crate::api::{ClusterIdCheck, LoadError};
 use crate::convert::{Converter, ServiceFilter};
 use crate::folder::ChangeBatch;
 use crate::snapshot::Snapshot;
+pub use answer_check::check_edge_answers;
 use beeline_model::Name;
 pub use client::TrafficCounter;
 use client::{EdgeCacheClient, EdgeCacheError};

@@ -21,9 +21,11 @@ mod manifest;
 mod manifest_index;
 mod manifest_object;
 mod mirrored_endpoints;
+mod object_check;
 mod orphans;
 mod parser;
 pub mod policy;
+mod policy_check;
 mod rate_limiter;
 mod readiness;
 mod refusals;
@@ -40,10 +42,13 @@ pub use convert::published::{
 };
 pub use convert::{Converted, Converter, ServiceFilter, Unserved};
 #[cfg(feature = "outside")]
-pub use edge::{DEFAULT_EDGE_CACHE_URL, EdgeCacheSource, EdgeIntervals, TrafficCounter};
+pub use edge::{DEFAULT_EDGE_CACHE_URL, EdgeCacheSource, EdgeIntervals, TrafficCounter, check_edge_answers};
 pub use files::FolderError;
 pub use folder::{ChangeBatch, FolderSource, parse_manifests};
 pub use invariants::check_conversion;
 pub use manifest::ManifestFormat;
+pub use object_check::check_object;
+#[doc(hidden)]
+pub use policy_check::check_policy_object;
 pub use rate_limiter::RateLimiter;
 pub use snapshot::{Snapshot, diff};

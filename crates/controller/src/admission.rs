@@ -81,7 +81,7 @@ fn missing_right(policy: &Policy, scope: &str, user: &str) -> String {
     )
 }
 
-fn parse_policy(
+pub(crate) fn parse_policy(
     kind: PolicyKind,
     object: &DynamicObject,
     request: &AdmissionRequest<DynamicObject>,

@@ -91,9 +91,14 @@ pub struct StateCounts {
 
 impl ClusterState {
     pub fn new(settings: &ControllerSettings) -> ClusterState {
+        ClusterState::with_rules(settings.virtual_address_cidrs.clone(), settings.overlap)
+    }
+
+    pub(crate) fn with_rules(virtual_address_cidrs: Vec<IpNet>, overlap: Overlap) -> ClusterState {
         ClusterState {
-            virtual_address_cidrs: settings.virtual_address_cidrs.clone(),
-            overlap: settings.overlap,
+            address_owners: AddressOwners::new(virtual_address_cidrs.clone()),
+            virtual_address_cidrs,
+            overlap,
             pending: PendingChanges::default(),
             synced: false,
             error: None,
@@ -101,7 +106,6 @@ impl ClusterState {
             services: HashMap::new(),
             targets: TargetIndex::default(),
             port_owners: PortOwners::default(),
-            address_owners: AddressOwners::new(settings.virtual_address_cidrs.clone()),
             backend_addresses: BackendAddresses::default(),
             changed_targets: HashSet::new(),
             changed_ports: HashSet::new(),

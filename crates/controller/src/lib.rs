@@ -20,6 +20,7 @@ mod port_owner;
 mod publisher;
 mod report_cleanup;
 mod report_wait;
+mod review_check;
 mod rollout;
 mod run;
 mod scope_authorizer;
@@ -32,5 +33,7 @@ mod webhook_certificate;
 mod webhook_token;
 mod write_queue;
 
+#[doc(hidden)]
+pub use review_check::check_review;
 pub use run::run;
 pub use settings::{ControllerSettings, Overlap};

@@ -7,13 +7,15 @@ use crate::{NameChange, NameStore, Zone};
 use beeline_model::change::Change;
 use beeline_model::object::{NamedService, Object, Published};
 use beeline_model::{Address, ServiceName};
-use hickory_proto::op::{Message, MessageType};
+use hickory_proto::op::{Message, MessageType, Query};
+use hickory_proto::rr::{Name, RecordType};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
+static HANDLER: OnceLock<QueryHandler> = OnceLock::new();
+
 #[doc(hidden)]
 pub fn check_packet(input: &[u8]) {
-    static HANDLER: OnceLock<QueryHandler> = OnceLock::new();
     let handler = HANDLER.get_or_init(handler);
     for (transport, max) in
         [(DnsTransport::Udp(4096), 4096), (DnsTransport::Udp(1232), 1232), (DnsTransport::Tcp, 65_535)]
@@ -22,6 +24,18 @@ pub fn check_packet(input: &[u8]) {
             assert!(response.len() <= max, "{} bytes", response.len());
             check_response(input, &response);
         }
+        check_upstream(input, transport, max);
+    }
+}
+
+/// The input as the response of an upstream name server: what is sent on to the client fits and can be parsed.
+fn check_upstream(input: &[u8], transport: DnsTransport, max: usize) {
+    let Ok(upstream) = Message::from_vec(input) else { return };
+    let mut query = Message::query();
+    query.add_query(Query::query(Name::root(), RecordType::A));
+    if let Some(response) = HANDLER.get_or_init(handler).merged(&query, transport, upstream) {
+        assert!(response.len() <= max, "{} bytes", response.len());
+        Message::from_vec(&response).expect("a forwarded response can be parsed");
     }
 }
 

@@ -119,6 +119,11 @@ impl QueryHandler {
         }
     }
 
+    /// The response to a forwarded query without records of its own.
+    pub(crate) fn merged(&self, request: &Message, transport: DnsTransport, upstream: Message) -> Option<Vec<u8>> {
+        self.encode(request, transport, merge(Response::default(), upstream))
+    }
+
     fn respond(
         &self,
         request: &Message,

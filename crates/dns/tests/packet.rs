@@ -66,6 +66,15 @@ fn any_input_gets_a_valid_response_or_none() {
     }
 }
 
+#[test]
+fn the_corpus_of_the_fuzzer_passes_the_checks() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/dns_packet");
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
+    let inputs: Vec<Vec<u8>> = entries.map(|entry| std::fs::read(entry.unwrap().path()).unwrap()).collect();
+    inputs.iter().for_each(|input| check_packet(input));
+    assert!(inputs.len() >= 8, "{}", inputs.len());
+}
+
 /// Names that point at themselves, and counts of records that are not there.
 #[test]
 fn malicious_packets_are_cheap() {

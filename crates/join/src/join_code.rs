@@ -158,6 +158,23 @@ fn checksum(bytes: &[u8]) -> u32 {
     })
 }
 
+/// A check for tests and the fuzzer: any text is decoded or refused without a panic, and a code that is decoded is encoded to
+/// an equal one. The input is used as a code, and as the content of a code with a correct header. Returns whether it was
+/// decoded.
+#[doc(hidden)]
+pub fn check_join_code(input: &[u8]) -> bool {
+    let decoded =
+        JoinCode::decode(&String::from_utf8_lossy(input)).or_else(|_| JoinCode::decode(&frame(VERSION, input)));
+    let Ok(code) = decoded else { return false };
+    assert!(!code.servers.is_empty());
+    assert_eq!(JoinCode::decode(&code.encode()).ok().as_ref(), Some(&code));
+    let (first, last) = (code.token.time_at(0.0), code.token.time_at(1.0));
+    assert!(first == code.token.issued && last <= code.token.expires, "{first} {last}");
+    assert!(!code.token.is_expired(first));
+    crate::admin_command("revoke", &code.token);
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

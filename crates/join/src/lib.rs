@@ -25,7 +25,7 @@ pub use atomic_file::write_atomic;
 pub use credential::{Credential, CredentialError, JoinExtension, KUBECONFIG_EXTENSION};
 pub use grant::{DEFAULT_NAMESPACE, GrantError, GrantLifetimes, MIN_TOKEN_LIFETIME, grant, revoke};
 pub use host_name::{HostName, HostNameError};
-pub use join_code::{JoinCode, JoinCodeError};
+pub use join_code::{JoinCode, JoinCodeError, check_join_code};
 pub use pod_reachability::PodReachability;
 pub use preflight::{Preflight, PreflightError};
 pub use token::{Token, TokenError};

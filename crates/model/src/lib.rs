@@ -20,6 +20,7 @@ pub mod node_port;
 pub mod object;
 pub mod op;
 pub mod plan;
+mod plan_check;
 pub mod planner;
 pub mod policy;
 pub mod publish;
@@ -37,3 +38,5 @@ pub mod virtual_address;
 
 pub use address::{Address, Family};
 pub use name::{Audience, Name, PortName, Protocol, ServiceName, SetName, SetRole};
+#[doc(hidden)]
+pub use plan_check::check_plan;

@@ -9,8 +9,8 @@
 
 use super::clock::ClockReading;
 use super::error::SnapshotError;
-use beeline_model::object::{NamedService, Object, Published};
-use beeline_model::{Address, Name};
+use beeline_model::Name;
+use beeline_model::object::Object;
 use ring::digest::{Context, SHA256};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub const VERSION: u32 = 1;
-const MAGIC: &str = "beeline-snapshot";
+pub(super) const MAGIC: &str = "beeline-snapshot";
 /// A cluster of 100,000 Services with a few endpoints each needs about a third of this.
 pub const MAX_SNAPSHOT_BYTES: u64 = 256 << 20;
 
@@ -108,8 +108,17 @@ impl SnapshotFiles {
     }
 
     fn read(&self, path: &Path, requirements: &LoadRequirements<'_>) -> Result<LoadedSnapshot, SnapshotError> {
-        let text = read_file(path)?;
-        let (header, body) = verify(&text)?;
+        let (header, objects, age) = self.parse(&read_file(path)?, requirements)?;
+        Ok(LoadedSnapshot { objects, header, age, path: path.to_owned() })
+    }
+
+    /// Parses the contents of a file.
+    pub(super) fn parse(
+        &self,
+        text: &str,
+        requirements: &LoadRequirements<'_>,
+    ) -> Result<(SnapshotHeader, Vec<Object>, Duration), SnapshotError> {
+        let (header, body) = verify(text)?;
         if header.cluster != self.cluster {
             return Err(SnapshotError::Cluster(header.cluster.to_string()));
         }
@@ -127,7 +136,7 @@ impl SnapshotFiles {
         let lines = body.lines().enumerate().map(|(i, line)| (i + 3, line));
         let parse = |(line, text)| object(text, &self.cluster).map_err(|error| SnapshotError::Object { line, error });
         let objects = lines.map(parse).collect::<Result<_, _>>()?;
-        Ok(LoadedSnapshot { objects, header, age, path: path.to_owned() })
+        Ok((header, objects, age))
     }
 
     /// Returns the size in bytes.
@@ -169,13 +178,13 @@ impl<W: Write> Write for ChecksumWriter<W> {
     }
 }
 
-fn new_checksum() -> Context {
+pub(super) fn new_checksum() -> Context {
     let mut checksum = Context::new(&SHA256);
     checksum.update(format!("{MAGIC} {VERSION}\n").as_bytes());
     checksum
 }
 
-fn hex(checksum: Context) -> String {
+pub(super) fn hex(checksum: Context) -> String {
     checksum.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -240,7 +249,7 @@ fn verify(text: &str) -> Result<(SnapshotHeader, &str), SnapshotError> {
 
 /// Parses one object of this cluster. A user who can write the file can also compute the checksum, so objects that no
 /// source would deliver are rejected.
-fn object(text: &str, cluster: &Name) -> Result<Object, String> {
+pub(super) fn object(text: &str, cluster: &Name) -> Result<Object, String> {
     let object: Object = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let found = match &object {
         Object::Slice(slice) | Object::NamedSlice(slice) if object.cluster() == &**cluster => slice.service.cluster(),
@@ -249,20 +258,6 @@ fn object(text: &str, cluster: &Name) -> Result<Object, String> {
     if found != &**cluster {
         return Err(format!("the object belongs to cluster {found:?}"));
     }
-    if let Some(address) = addresses(&object).into_iter().find(|address| address.is_any() || address.is_loopback()) {
-        return Err(format!("{address} is not allowed as a service address"));
-    }
+    beeline_cluster::check_object(&object)?;
     Ok(object)
-}
-
-/// The addresses of a Service.
-fn addresses(object: &Object) -> Vec<Address> {
-    match object {
-        Object::Service(service) => {
-            let all = service.cluster_ips.iter().chain(&service.load_balancer_ips).chain(&service.external_ips);
-            all.copied().collect()
-        }
-        Object::NamedService(NamedService { published: Published::Addresses(addresses), .. }) => addresses.to_vec(),
-        _ => Vec::new(),
-    }
 }

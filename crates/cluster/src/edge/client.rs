@@ -161,17 +161,13 @@ impl EdgeCacheClient {
     /// Does not force a new verification.
     async fn list_unverified<K: TrimmedKind>(&self, path: &str) -> Result<List<K>, EdgeCacheError> {
         let (text, unverified) = self.read(path).await?;
-        let page: Page<K> = parse(&text)?;
-        let version = page.metadata.resource_version.filter(|version| !version.is_empty());
-        let version = version.ok_or(EdgeCacheError::EmptyCache)?.parse().ok();
-        let from_cache = page.metadata.self_link.is_some_and(|link| !link.is_empty());
+        let list = parse_list(&text)?;
         // While the cloud is unreachable, the database answers. It need not contain the namespace that identifies the
         // cluster, so an earlier verification is sufficient.
-        if let Some(why) = unverified.filter(|_| !from_cache) {
-            return Err(EdgeCacheError::WrongCluster(why));
+        match unverified.filter(|_| !list.from_cache) {
+            Some(why) => Err(EdgeCacheError::WrongCluster(why)),
+            None => Ok(list),
         }
-        let objects = page.items.into_iter().flatten().map(|Trimmed(object)| object).collect();
-        Ok(List { objects, version, from_cache })
     }
 
     /// Whether the cloud answers. The cluster is not verified again, because this is called often and links may be
@@ -208,6 +204,15 @@ impl EdgeCacheClient {
     }
 }
 
-fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, EdgeCacheError> {
+pub(crate) fn parse_list<K: TrimmedKind>(text: &str) -> Result<List<K>, EdgeCacheError> {
+    let page: Page<K> = parse(text)?;
+    let version = page.metadata.resource_version.filter(|version| !version.is_empty());
+    let version = version.ok_or(EdgeCacheError::EmptyCache)?.parse().ok();
+    let from_cache = page.metadata.self_link.is_some_and(|link| !link.is_empty());
+    let objects = page.items.into_iter().flatten().map(|Trimmed(object)| object).collect();
+    Ok(List { objects, version, from_cache })
+}
+
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, EdgeCacheError> {
     serde_json::from_str(text).map_err(|error| EdgeCacheError::Unparseable(error.to_string()))
 }

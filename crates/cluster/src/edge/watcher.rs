@@ -63,6 +63,19 @@ pub(crate) enum EdgeUpdate {
     NodeUnavailable(Name),
 }
 
+impl EdgeUpdate {
+    /// `None` for an event without an object.
+    pub(crate) fn from_event<K: CachedKind>(event: WatchEvent<Trimmed<K>>) -> Option<EdgeUpdate> {
+        match event {
+            WatchEvent::Added(Trimmed(object)) | WatchEvent::Modified(Trimmed(object)) => {
+                Some(EdgeUpdate::Upserted(object.into_object()))
+            }
+            WatchEvent::Deleted(Trimmed(object)) => Some(EdgeUpdate::Deleted(object.into_object())),
+            WatchEvent::Bookmark(_) | WatchEvent::Error(_) => None,
+        }
+    }
+}
+
 /// A kind that is listed and watched in the edge cache.
 pub(crate) trait CachedKind: TrimmedKind {
     const KIND: ResourceKind;
@@ -202,16 +215,15 @@ impl EdgeWatcher {
         let mut events = std::pin::pin!(self.client.watch::<K>(path).await?);
         self.send(EdgeUpdate::Healthy(K::KIND)).await;
         while let Some(event) = events.next().await {
-            let update = match event? {
-                WatchEvent::Added(Trimmed(object)) | WatchEvent::Modified(Trimmed(object)) => {
-                    EdgeUpdate::Upserted(object.into_object())
-                }
-                WatchEvent::Deleted(Trimmed(object)) => EdgeUpdate::Deleted(object.into_object()),
-                WatchEvent::Bookmark(_) => continue,
+            match event? {
                 // The cache ends a watch with an error event.
                 WatchEvent::Error(_) => break,
-            };
-            self.send(update).await;
+                event => {
+                    if let Some(update) = EdgeUpdate::from_event(event) {
+                        self.send(update).await;
+                    }
+                }
+            }
         }
         Ok(())
     }
