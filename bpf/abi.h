@@ -10,7 +10,7 @@
  * socket records, which are in maps of their own.
  */
 #pragma once
-#include "kernel.h"
+#include "abi_share.h"
 
 /* An IPv4 address is stored IPv4-mapped (::ffff:a.b.c.d): both families share maps and code. */
 struct address {
@@ -23,10 +23,10 @@ struct address {
  */
 #ifdef BEELINE_OTHER_LAYOUT
 /* A second layout for the upgrade tests: the same meaning, other sizes. */
-enum layout { LAYOUT = 1004 };
+enum layout { LAYOUT = 1005 };
 #define OTHER_LAYOUT_PAD __u64 other_layout;
 #else
-enum layout { LAYOUT = 4 };
+enum layout { LAYOUT = 5 };
 #define OTHER_LAYOUT_PAD
 #endif
 
@@ -280,10 +280,9 @@ struct affinity {
     __u32 backend;
     __u32 generation;
     __u64 used; /* ns, monotonic */
-    struct address address; /* address of the backend, valid across a change of table layout */
-    __be16 port;
-    __u16 pad;
     __u32 epoch;
+    __u32 timeout; /* seconds */
+    __u64 share; /* the share that this row is charged to */
 };
 
 struct counters {
@@ -309,6 +308,7 @@ enum stat {
     STAT_EXCLUDED = 8,
     STAT_NO_PORT = 9, /* refused: the ClusterIP is known and has no such port */
     STAT_EVENT_LIMITED = 10, /* an event was not reported: its cgroup had used up its rate */
+    STAT_AFFINITY_FULL = 11, /* a client's backend was not stored: its share has no room */
     STATS = 16,
 };
 
@@ -328,12 +328,14 @@ struct peer {
 enum peer_flag { PEER_SHADOWED = 1 << 30 };
 
 struct tcp_record {
+    __u64 share; /* the share that this record is charged to; 0 means none */
     struct peer peer;
 };
 
 enum { UDP_PEERS = 8 };
 
 struct udp_record {
+    __u64 share;
     __u64 cookie;
     __u64 netns;
     __u32 epoch; /* epoch of the tables that the ids in the record belong to */
@@ -350,6 +352,7 @@ struct udp_record {
 enum { UDP_OVERFLOW_PEERS = 128 };
 
 struct udp_overflow {
+    __u64 share;
     __u32 epoch;
     __u32 used; /* number of entries in use after peer[0] */
     struct peer peer[UDP_OVERFLOW_PEERS]; /* peer[0] is not used: index 0 means none */
@@ -372,7 +375,8 @@ struct control {
     __u64 cgroup_levels; /* bit L: the map `cgroup` has a cgroup that is L levels below the root */
     /* Depths of pod cgroups below the root, one byte each, stored as depth + 1; 0 means unused. */
     __u32 member_levels;
-    __u32 pad;
+    __u32 share_level; /* level of the cgroups that are shares, see share.h */
+    __u64 record_limit; /* bytes of socket records above the reserves; 0 means no limit */
     struct address host4; /* source address of the host's own dials, mapped; zero means unknown */
     struct address host6;
 };
@@ -463,6 +467,7 @@ struct dial {
     __u8 source_known;
     __u8 host; /* the client is in the host's own network namespace */
     __u16 pad;
+    __u64 share; /* the share of the client, see share.h */
     /* Ancestor cgroups of the client at `member_levels`; set only for SET_SELF_NEXT. */
     __u64 cgroup[MEMBER_LEVELS];
 };
@@ -482,18 +487,4 @@ struct verdict {
     __u8 races;
     __u32 limited; /* owner of the set whose limit the dial exceeded; 0 means that none was */
     __u32 pad;
-};
-
-/* A connected UDP socket with a record, as the socket iterators report it. */
-struct socket_entry {
-    struct peer peer;
-    __u64 cookie;
-    __u64 netns;
-    __u64 inode;
-    __u32 netns_inode;
-    __u32 epoch;
-    struct address local; /* netlink finds a socket by local, local_port and device */
-    __be16 local_port;
-    __u16 pad;
-    __u32 device;
 };

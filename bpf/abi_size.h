@@ -4,7 +4,7 @@
  * pinned tables. layout.bpf.c includes this file, so that each build checks them.
  */
 #pragma once
-#include "abi.h"
+#include "abi_socket.h"
 
 #ifndef BEELINE_OTHER_LAYOUT
 _Static_assert(sizeof(struct filter) == 32840, "filter");
@@ -21,15 +21,15 @@ _Static_assert(sizeof(struct member_key) == 16, "member_key");
 _Static_assert(sizeof(struct pod) == 24, "pod");
 _Static_assert(sizeof(struct name) == 256, "name");
 _Static_assert(sizeof(struct affinity_key) == 16, "affinity_key");
-_Static_assert(sizeof(struct affinity) == 40, "affinity");
+_Static_assert(sizeof(struct affinity) == 32, "affinity");
 _Static_assert(sizeof(struct peer) == 48, "peer");
-_Static_assert(sizeof(struct tcp_record) == 48, "tcp_record");
-_Static_assert(sizeof(struct udp_record) == 408, "udp_record");
-_Static_assert(sizeof(struct udp_overflow) == 6152, "udp_overflow");
+_Static_assert(sizeof(struct tcp_record) == 56, "tcp_record");
+_Static_assert(sizeof(struct udp_record) == 416, "udp_record");
+_Static_assert(sizeof(struct udp_overflow) == 6160, "udp_overflow");
 _Static_assert(sizeof(struct counters) == 64, "counters");
 _Static_assert(sizeof(struct cgroup_rule) == 8, "cgroup_rule is read as one word");
-_Static_assert(sizeof(struct control) == 72, "control");
+_Static_assert(sizeof(struct control) == 80, "control");
 _Static_assert(sizeof(struct event) == 104, "event");
-_Static_assert(sizeof(struct dial) == 104, "dial");
+_Static_assert(sizeof(struct dial) == 112, "dial");
 _Static_assert(sizeof(struct verdict) == 48, "verdict");
 _Static_assert(sizeof(struct socket_entry) == 104, "socket_entry");

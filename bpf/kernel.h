@@ -37,7 +37,7 @@ enum {
 };
 
 enum { BPF_F_NO_PREALLOC = 1U << 0, BPF_F_MMAPABLE = 1U << 10 };
-enum { BPF_ANY = 0 };
+enum { BPF_ANY = 0, BPF_NOEXIST = 1, BPF_EXIST = 2 };
 enum { BPF_SK_STORAGE_GET_F_CREATE = 1 };
 
 enum { SOCK_STREAM = 1, SOCK_DGRAM = 2 };

@@ -30,6 +30,8 @@ struct event event_layout;
 struct test_dial test_dial_layout;
 struct test_loop test_loop_layout;
 struct test_rules test_rules_layout;
+struct share share_layout;
+struct expire_request expire_request_layout;
 struct socket_entry socket_entry_layout;
 
 enum layout layout_layout;
@@ -45,6 +47,8 @@ enum set_flag set_flag_layout;
 enum node_flag node_flag_layout;
 enum name_kind name_kind_layout;
 enum stat stat_layout;
+enum share_id share_id_layout;
+enum record_bytes record_bytes_layout;
 enum event_level event_level_layout;
 enum cgroup_view cgroup_view_layout;
 enum action action_layout;

@@ -32,7 +32,9 @@ TABLE(cgroup, BPF_MAP_TYPE_HASH, __u64, struct cgroup_rule, 1024, 0);
 TABLE(control, BPF_MAP_TYPE_ARRAY, __u32, struct control, 1, BPF_F_MMAPABLE);
 
 /* Maps that the programs write. */
-TABLE(affinity, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 1024, 0);
+TABLE(affinity, BPF_MAP_TYPE_HASH, struct affinity_key, struct affinity, 1024, 0);
+TABLE(share, BPF_MAP_TYPE_HASH, __u64, struct share, 8192, 0);
+TABLE(share_total, BPF_MAP_TYPE_ARRAY, __u32, struct share, 1, BPF_F_MMAPABLE);
 TABLE(level, BPF_MAP_TYPE_ARRAY, __u32, struct level, 1024, 0);
 TABLE(counters, BPF_MAP_TYPE_ARRAY, __u32, struct counters, 1024, BPF_F_MMAPABLE);
 TABLE(picks, BPF_MAP_TYPE_ARRAY, __u32, __u64, 1024, BPF_F_MMAPABLE);

@@ -2,81 +2,40 @@
 /*
  * Socket records: the address that was dialled and the backend that replaced it, so that
  * getpeername and recvmsg report the address that the application knows. Records are in socket
- * storage: freed with the socket, without a shared limit, and without garbage collection.
+ * storage: freed with the socket, without garbage collection. The program that creates a record
+ * charges its memory to a share (share.h), and the hook of the socket's release takes it back.
  *
  * A record is valid only while its backend is the peer that the kernel reports.
  * connect(AF_UNSPEC) runs no hook, so a record cannot be cleared there.
  */
 #pragma once
-#include "resolve.h"
-
-static __always_inline bool is_chosen(const struct peer *p, const struct address *a, __be16 port)
-{
-    return p->chosen_port == port && port && same_address(&p->chosen, a);
-}
-
-static __always_inline bool is_dialled(const struct peer *p, const struct dial *d)
-{
-    return p->chosen_port && p->dialled_port == d->port && same_address(&p->dialled, &d->address);
-}
-
-/* A nonzero chosen_port makes an entry valid, so it is cleared first and written last. */
-static __always_inline void write_peer(struct peer *p, const struct dial *d,
-                                       const struct verdict *v)
-{
-    WRITE_ONCE(p->chosen_port, 0);
-    p->dialled = d->address;
-    p->dialled_port = d->port;
-    p->chosen = v->address;
-    p->owner = v->owner;
-    p->backend = v->backend;
-    p->generation = v->generation;
-    WRITE_ONCE(p->chosen_port, v->port);
-}
-
-/* ---- TCP ---- */
-
-/*
- * MPTCP: connect runs on the socket of a subflow, getpeername on the parent socket. The record is
- * therefore stored on the parent. Further subflows connect by themselves to the backend of the
- * first one: they neither write nor clear the record.
- */
-static __always_inline bool is_subflow(struct bpf_sock *sk)
-{
-    struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
-
-    return tp && bpf_core_field_exists(tp->is_mptcp) && tp->is_mptcp;
-}
-
-static __always_inline struct tcp_record *parent_record(struct bpf_sock *sk, __u64 flags)
-{
-    struct mptcp_sock *parent = bpf_skc_to_mptcp_sock(sk);
-
-    if (!parent || (void *)parent->first != (void *)sk)
-        return NULL;
-    return bpf_sk_storage_get(&tcp_record, parent, 0, flags);
-}
-
-static __always_inline void record_tcp(struct bpf_sock_addr *ctx, const struct dial *d,
-                                       const struct verdict *v)
-{
-    bool subflow = bpf_core_type_exists(struct mptcp_sock) && is_subflow(ctx->sk);
-    struct tcp_record *r =
-        subflow ? parent_record(ctx->sk, BPF_SK_STORAGE_GET_F_CREATE)
-                : bpf_sk_storage_get(&tcp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-
-    if (r)
-        write_peer(&r->peer, d, v);
-    else
-        count_stat(STAT_RECORD_FAILED);
-}
+#include "record_tcp.h"
 
 /* ---- UDP ---- */
 
-static __always_inline struct udp_record *get_or_create_udp_record(struct bpf_sock_addr *ctx)
+static __always_inline struct udp_record *create_udp_record(struct bpf_sock_addr *ctx,
+                                                            const struct dial *d)
 {
-    struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    __u64 share = charge_record(d->share, UDP_RECORD_BYTES);
+    struct udp_record *r;
 
+    if (!share)
+        return NULL;
+    r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    if (r)
+        store_share(&r->share, share, UDP_RECORD_BYTES);
+    else
+        release_record(share, UDP_RECORD_BYTES);
+    return r;
+}
+
+static __always_inline struct udp_record *get_or_create_udp_record(struct bpf_sock_addr *ctx,
+                                                                   const struct dial *d)
+{
+    struct udp_record *r = bpf_sk_storage_get(&udp_record, ctx->sk, 0, 0);
+
+    if (!r)
+        r = create_udp_record(ctx, d);
     if (!r) {
         count_stat(STAT_RECORD_FAILED);
         return NULL;
@@ -120,11 +79,29 @@ __attribute__((noinline)) int forget_overflow_ids(struct udp_overflow *o)
     return 0;
 }
 
-static __always_inline struct udp_overflow *get_or_create_overflow(struct bpf_sock_addr *ctx)
+static __always_inline struct udp_overflow *create_overflow(struct bpf_sock_addr *ctx,
+                                                            const struct dial *d)
 {
-    struct udp_overflow *o =
-        bpf_sk_storage_get(&udp_overflow, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    __u64 share = charge_record(d->share, UDP_OVERFLOW_BYTES);
+    struct udp_overflow *o;
 
+    if (!share)
+        return NULL;
+    o = bpf_sk_storage_get(&udp_overflow, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    if (o)
+        store_share(&o->share, share, UDP_OVERFLOW_BYTES);
+    else
+        release_record(share, UDP_OVERFLOW_BYTES);
+    return o;
+}
+
+static __always_inline struct udp_overflow *get_or_create_overflow(struct bpf_sock_addr *ctx,
+                                                                   const struct dial *d)
+{
+    struct udp_overflow *o = bpf_sk_storage_get(&udp_overflow, ctx->sk, 0, 0);
+
+    if (!o)
+        o = create_overflow(ctx, d);
     if (o && o->epoch != epoch)
         forget_overflow_ids(o);
     return o;
@@ -221,7 +198,7 @@ static __always_inline void shadow_all(struct bpf_sock_addr *ctx, struct udp_rec
 static __always_inline void record_udp_connect(struct bpf_sock_addr *ctx, const struct dial *d,
                                                const struct verdict *v)
 {
-    struct udp_record *r = get_or_create_udp_record(ctx);
+    struct udp_record *r = get_or_create_udp_record(ctx, d);
 
     if (!r)
         return;
@@ -267,7 +244,7 @@ static __always_inline __u32 overflow_entry_for(struct udp_overflow *o, const st
 static __always_inline bool record_overflow(struct bpf_sock_addr *ctx, const struct dial *d,
                                             const struct verdict *v)
 {
-    struct udp_overflow *o = get_or_create_overflow(ctx);
+    struct udp_overflow *o = get_or_create_overflow(ctx, d);
     __u32 former, at;
 
     if (!o) {
@@ -298,7 +275,7 @@ static __always_inline bool record_overflow(struct bpf_sock_addr *ctx, const str
 static __always_inline bool record_udp_send(struct bpf_sock_addr *ctx, const struct dial *d,
                                             const struct verdict *v)
 {
-    struct udp_record *r = get_or_create_udp_record(ctx);
+    struct udp_record *r = get_or_create_udp_record(ctx, d);
     struct udp_overflow *o;
     __u32 former, at;
     struct peer *p;
@@ -432,12 +409,39 @@ static __always_inline void clear_sent_peer(struct bpf_sock_addr *ctx, int famil
         shadow_all(ctx, r, &d->address, d->port);
 }
 
-static __always_inline void clear_tcp_record(struct bpf_sock_addr *ctx)
-{
-    bool subflow = bpf_core_type_exists(struct mptcp_sock) && is_subflow(ctx->sk);
-    struct tcp_record *r =
-        subflow ? parent_record(ctx->sk, 0) : bpf_sk_storage_get(&tcp_record, ctx->sk, 0, 0);
+/* ---- release ---- */
 
-    if (r)
-        WRITE_ONCE(r->peer.chosen_port, 0);
+static __always_inline void release_udp_records(struct bpf_sock *sk)
+{
+    struct udp_record *r = bpf_sk_storage_get(&udp_record, sk, 0, 0);
+    struct udp_overflow *o;
+
+    if (!r)
+        return;
+    release_record(r->share, UDP_RECORD_BYTES);
+    r->share = 0;
+    o = bpf_sk_storage_get(&udp_overflow, sk, 0, 0);
+    if (o) {
+        release_record(o->share, UDP_OVERFLOW_BYTES);
+        o->share = 0;
+    }
+}
+
+/*
+ * Takes back what the records of a closed socket were charged. The kernel frees the records of a
+ * TCP socket a little later, when its connection has ended.
+ */
+static __always_inline void release_records(struct bpf_sock *sk)
+{
+    struct tcp_record *r;
+
+    if (sk->protocol == IPPROTO_UDP) {
+        release_udp_records(sk);
+        return;
+    }
+    r = bpf_sk_storage_get(&tcp_record, sk, 0, 0);
+    if (r) {
+        release_record(r->share, TCP_RECORD_BYTES);
+        r->share = 0;
+    }
 }

@@ -15,6 +15,7 @@
 #pragma once
 #include "find.h"
 #include "policy.h"
+#include "share.h"
 
 enum { MAX_SETS = 3, PICK_ATTEMPTS = 3 };
 
@@ -91,16 +92,21 @@ static __always_inline void store_affinity(const struct dial *d, const struct se
                                            const struct verdict *v)
 {
     struct affinity_key key = affinity_key_of(d, s);
+    struct affinity *old = bpf_map_lookup_elem(&affinity, &key);
+    __u64 share = old ? old->share : charge_affinity(d->share);
     struct affinity a = {
         .backend = v->backend,
         .generation = v->generation,
         .used = d->now,
-        .address = v->address,
-        .port = v->port,
         .epoch = epoch,
+        .share = share,
+        .timeout = s->affinity,
     };
 
-    bpf_map_update_elem(&affinity, &key, &a, BPF_ANY);
+    if (!share)
+        count_stat(STAT_AFFINITY_FULL);
+    else if (bpf_map_update_elem(&affinity, &key, &a, old ? BPF_EXIST : BPF_NOEXIST) && !old)
+        release_affinity(share);
 }
 
 static __always_inline __u32 slot_at(const struct set *s, __u64 span, __u32 index)

@@ -9,6 +9,7 @@
  */
 #include "record.h"
 #include "event.h"
+#include "expire.h"
 
 /* Return values of the hooks. With PASS the kernel continues with the address in the context. */
 enum { PASS = 1, DENY = 0 };
@@ -245,6 +246,7 @@ static __always_inline bool gather_input(struct bpf_sock_addr *ctx, int family, 
     d->host = d->client == host_netns;
     d->random = bpf_get_prandom_u32();
     d->now = bpf_ktime_get_ns();
+    d->share = current_share(c);
     set_source(c, hit, &source, d);
     gather_cgroups(c, hit, d);
     return true;
@@ -358,6 +360,14 @@ static __always_inline int report_dialled(struct bpf_sock_addr *ctx, int family,
 {
     if (p)
         write_address(ctx, family, &p->dialled, p->dialled_port);
+    return PASS;
+}
+
+/* Runs when the last descriptor of a socket is closed. */
+SEC("cgroup/sock_release")
+int sock_release(struct bpf_sock *sk)
+{
+    release_records(sk);
     return PASS;
 }
 

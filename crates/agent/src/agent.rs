@@ -94,6 +94,7 @@ impl Agent {
             AgentDownAction::Keep => None,
             AgentDownAction::Passthrough(after) => Some(after),
         });
+        control.set_record_limit(settings.kernel.record_limit);
         let excluded = settings.kernel.excluded_cgroups.iter().map(|path| (path.as_path(), CgroupRule::EXCLUDED));
         // Rules that an earlier agent wrote for pods stay until the pods are known again.
         control.add_rules(&excluded.collect::<Vec<_>>()).context("--exclude-cgroup")?;
@@ -201,6 +202,7 @@ impl Agent {
     /// for a moment after a restart.
     fn sync_first(&mut self, started: Instant) -> anyhow::Result<()> {
         self.update_pod_cgroups();
+        self.update_share_level();
         self.sync_all(started)?;
         self.remove_unused_member_levels();
         Ok(())
@@ -345,6 +347,10 @@ impl Agent {
         self.update_pod_cgroups();
         self.sync(Instant::now())?;
         self.remove_unused_member_levels();
+        self.update_share_level();
+        if let Err(error) = self.reconciler.program.collect_shares(self.control.share_level()) {
+            tracing::warn!(%error, "cannot remove expired session affinity; retrying at the next check");
+        }
         if self.reconciler.check_kernel()? {
             return self.sync_all(Instant::now());
         }

@@ -67,6 +67,7 @@ pub fn render(agent: &Agent, health: &Health, format: MetricsFormat) -> String {
     register_tokens(&mut registry, agent);
     register_events(&mut registry, agent);
     port::register(&mut registry, &agent.reconciler.tables, &agent.counters);
+    register_shares(&mut registry, agent);
     register_stats(&mut registry, agent);
     register_dns(&mut registry, agent);
     format.render(&registry)
@@ -254,6 +255,18 @@ fn register_stats(registry: &mut Registry, agent: &Agent) {
         let help: String = help.chars().take(1).flat_map(char::to_uppercase).chain(help.chars().skip(1)).collect();
         counter(registry, &format!("beeline_{name}"), &help, value);
     }
+}
+
+fn register_shares(registry: &mut Registry, agent: &Agent) {
+    let Ok(shares) = agent.reconciler.program.shares() else { return };
+    let usage = shares.usage();
+    let help = "Memory of socket records in the kernel, in bytes";
+    gauge(registry, "beeline_socket_record_bytes", help, usage.record_bytes as i64);
+    let help = "Memory of socket records that counts against --max-record-memory: what each pod uses above its reserve";
+    gauge(registry, "beeline_socket_record_limited_bytes", help, shares.record_bytes_above_reserves() as i64);
+    let help = "The limit of beeline_socket_record_limited_bytes (--max-record-memory); 0 means no limit";
+    gauge(registry, "beeline_socket_record_limit_bytes", help, agent.settings.kernel.record_limit as i64);
+    gauge(registry, "beeline_affinity_rows", "Clients with session affinity", usage.affinity_rows as i64);
 }
 
 fn register_dns(registry: &mut Registry, agent: &Agent) {

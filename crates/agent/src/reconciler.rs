@@ -80,6 +80,7 @@ impl Reconciler {
             cgroup: settings.kernel.cgroup.clone(),
             sizes: settings.kernel.sizes,
             no_local_endpoint_action: settings.rules.no_local_endpoint_action,
+            skip_rule_check: false,
         })?;
         let mut kernel = program.kernel()?;
         // An earlier agent may have released ids just before it ended: wait until no dial uses them.

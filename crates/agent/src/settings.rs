@@ -152,6 +152,8 @@ pub struct KernelSettings {
     pub cgroup: PathBuf,
     pub pin_dir: PathBuf,
     pub sizes: Sizes,
+    /// Bytes of socket records that all pods together may use above their reserves.
+    pub record_limit: u64,
     pub event_level: EventLevel,
     pub agent_down_action: AgentDownAction,
     /// Processes in or below these cgroups are not served (`--exclude-cgroup`).

@@ -154,9 +154,12 @@ pub struct Options {
     /// Maximum number of backend slots of sets with more than 8 endpoints [default: 4 per service]
     #[arg(long, value_name = "N")]
     pub max_slots: Option<u32>,
-    /// Maximum number of clients with session affinity; the least recently used are evicted [default: 65536]
+    /// Maximum number of clients with session affinity, shared fairly among pods [default: 65536]
     #[arg(long, value_name = "N")]
     pub max_affinity: Option<u32>,
+    /// Maximum memory of socket records in the kernel, in MiB, beside 256 KiB for each pod [default: 128]
+    #[arg(long, value_name = "MIB")]
+    pub max_record_memory: Option<u32>,
     /// Level of connection events: off, failures, sample:N (one in N, and every failure) or all [default: failures]
     #[arg(long, value_name = "LEVEL")]
     #[serde(with = "as_text")]

@@ -96,8 +96,7 @@ fn change_objects(manifests: &ManifestDir, services: &ChurnServices, seed: u64, 
 fn test_resolver(fixture: &AgentFixture) -> TestResolver {
     let (maps, meta) = (fixture.maps(), PinDir::read_only(fixture.pin_dir()).meta().unwrap());
     let sizes = KernelMaps::new(&maps).unwrap().sizes();
-    let constants =
-        LoadConstants { shards: shards(), epoch: meta.epoch, no_local_endpoint_drops: false, host_netns: 0 };
+    let constants = LoadConstants { shards: shards(), epoch: meta.epoch, ..Default::default() };
     TestResolver::new(&maps, &sizes, shards(), constants).unwrap()
 }
 

@@ -186,6 +186,7 @@ fn run(skip_grace: bool, limit: Duration, enough: impl Fn(&SharedCounts, &Shared
         cgroup: cgroup.path().to_owned(),
         sizes: Sizes::for_services(1024),
         no_local_endpoint_action: NoLocalEndpointAction::Refuse,
+        skip_rule_check: false,
     };
     let program = Program::open(config).unwrap();
     let resolver = program.test_resolver().unwrap();

@@ -51,8 +51,13 @@ impl RedirectFixture {
             .map(|n| network.pod(n).echo_service(TARGET_PORT).banner().start(&network.pod(n).namespace).unwrap())
             .collect();
         let cgroup = network.cgroup().path().to_owned();
-        let config =
-            Config { pin_dir: pin_dir.clone(), cgroup, sizes, no_local_endpoint_action: NoLocalEndpointAction::Refuse };
+        let config = Config {
+            pin_dir: pin_dir.clone(),
+            cgroup,
+            sizes,
+            no_local_endpoint_action: NoLocalEndpointAction::Refuse,
+            skip_rule_check: false,
+        };
         let mut program = Program::open(config).unwrap();
         program.attach_hooks().unwrap();
         let kernel = program.kernel().unwrap();

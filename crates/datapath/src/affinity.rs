@@ -1,6 +1,6 @@
 //! Reads the session affinity rows that the BPF programs write.
 
-use crate::mapped::from_bytes;
+use crate::mapped::{MappedArray, from_bytes};
 use crate::object::MapSet;
 use crate::{Context, Result, abi, wire};
 use beeline_model::Address;
@@ -23,13 +23,15 @@ pub struct AffinityRow {
 
 pub struct AffinityTable {
     map: MapHandle,
+    backends: MappedArray<abi::backend>,
 }
 
 impl AffinityTable {
     pub fn new(maps: &MapSet) -> Result<AffinityTable> {
-        Ok(AffinityTable { map: maps.handle("affinity")? })
+        Ok(AffinityTable { map: maps.handle("affinity")?, backends: maps.mapped("backend")? })
     }
 
+    /// The rows whose backend still exists.
     pub fn rows(&self) -> Result<Vec<AffinityRow>> {
         let mut rows = Vec::new();
         for key in self.map.keys() {
@@ -37,11 +39,18 @@ impl AffinityTable {
             let (key, value) =
                 (from_bytes::<abi::affinity_key>(&key), value.and_then(|v| from_bytes::<abi::affinity>(&v)));
             let (Some(key), Some(value)) = (key, value) else { continue };
+            if value.backend >= self.backends.len() {
+                continue;
+            }
+            let backend = self.backends.read(value.backend);
+            if backend.owner != key.owner || backend.state >> 8 != value.generation {
+                continue;
+            }
             rows.push(AffinityRow {
                 client: key.client,
                 owner: key.owner,
-                address: wire::read_address(&value.address),
-                port: u16::from_be(value.port),
+                address: wire::read_address(&backend.address),
+                port: u16::from_be(backend.port),
                 used: value.used,
             });
         }

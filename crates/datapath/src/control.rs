@@ -144,6 +144,20 @@ impl Control {
         (nanos != 0).then(|| Duration::from_nanos(nanos))
     }
 
+    /// Sets the level of the cgroups that are shares (bpf/share.h).
+    pub fn set_share_level(&self, level: u32) {
+        self.row.store(0, offset_of!(abi::control, share_level), level);
+    }
+
+    pub fn share_level(&self) -> u32 {
+        self.row.load(0, offset_of!(abi::control, share_level))
+    }
+
+    /// Sets the bytes of socket records that all pods together may use above their reserves; 0 means no limit.
+    pub fn set_record_limit(&self, bytes: u64) {
+        self.row.store(0, offset_of!(abi::control, record_limit), bytes);
+    }
+
     /// Sets the source addresses of the host's own dials.
     pub fn set_host_addresses(&self, v4: Option<Address>, v6: Option<Address>) {
         let mut row = self.row.read(0);

@@ -21,7 +21,7 @@ pub struct Counters {
 }
 
 /// Counters that belong to no service: name in the metrics, index, help text.
-pub const STATS: [(&str, abi::stat, &str); 11] = [
+pub const STATS: [(&str, abi::stat, &str); 12] = [
     ("record_failed", abi::stat::STAT_RECORD_FAILED, "socket records that could not be stored"),
     (
         "record_overflow",
@@ -52,6 +52,11 @@ pub const STATS: [(&str, abi::stat, &str); 11] = [
     ),
     ("raced_out", abi::stat::STAT_RACED_OUT, "picks that raced with a change three times in a row"),
     ("dials_excluded", abi::stat::STAT_EXCLUDED, "dials of processes that are excluded from resolution"),
+    (
+        "affinity_full",
+        abi::stat::STAT_AFFINITY_FULL,
+        "picks that session affinity does not keep because the client's pod uses too many rows",
+    ),
     ("dials_no_port", abi::stat::STAT_NO_PORT, "dials refused because the ClusterIP has no such port"),
 ];
 

@@ -22,12 +22,16 @@ mod resolver_skeleton {
 type Rodata = resolver_skeleton::types::rodata;
 
 /// Constants of the programs that are set before load and cannot change afterwards.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct LoadConstants {
     pub shards: u32,
     pub epoch: u32,
     pub no_local_endpoint_drops: bool,
     pub host_netns: u64,
+    pub affinity_reserve: u32,
+    pub affinity_limit: u32,
+    /// Only for the test that shows that the check is needed.
+    pub skip_rule_check: bool,
 }
 
 impl LoadConstants {
@@ -37,6 +41,9 @@ impl LoadConstants {
         put(offset_of!(Rodata, epoch), &self.epoch.to_ne_bytes());
         put(offset_of!(Rodata, no_local_endpoint_drops), &[u8::from(self.no_local_endpoint_drops)]);
         put(offset_of!(Rodata, host_netns), &self.host_netns.to_ne_bytes());
+        put(offset_of!(Rodata, skip_rule_check), &[u8::from(self.skip_rule_check)]);
+        put(offset_of!(Rodata, affinity_reserve), &self.affinity_reserve.to_ne_bytes());
+        put(offset_of!(Rodata, affinity_limit), &self.affinity_limit.to_ne_bytes());
         put(offset_of!(Rodata, agent_priority), &AGENT_SOCKET_PRIORITY.to_ne_bytes());
     }
 }
@@ -47,7 +54,8 @@ pub const TABLES: [&str; 16] = [
     "counters", "picks", "cgroup", "control",
 ];
 /// Maps that the kernel writes. They survive a rebuild of the tables.
-pub const RECORDS: [&str; 6] = ["affinity", "stats", "tcp_record", "udp_record", "udp_overflow", "events"];
+pub const RECORDS: [&str; 8] =
+    ["affinity", "share", "share_total", "stats", "tcp_record", "udp_record", "udp_overflow", "events"];
 
 /// Maps by name.
 #[derive(Default)]

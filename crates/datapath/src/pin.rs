@@ -3,7 +3,7 @@
 //! ```text
 //! DIR/meta              the tables in use: layout, generation, epoch
 //! DIR/tables-G/...      the agent's tables, generation G
-//! DIR/records-1/...     maps that the kernel writes (socket records, affinity, events), versioned separately
+//! DIR/records-2/...     maps that the kernel writes (socket records, affinity, events), versioned separately
 //! DIR/links/...         one link per hook
 //! ```
 
@@ -77,7 +77,7 @@ impl PinDir {
     }
 
     pub fn records(&self) -> PathBuf {
-        self.path.join("records-1")
+        self.path.join("records-2")
     }
 
     pub fn link(&self, hook: &str) -> PathBuf {
@@ -143,12 +143,14 @@ impl PinDir {
         map.update(&0u32.to_ne_bytes(), bytes_of(&meta), MapFlags::ANY).context(|| "cannot write the map meta".into())
     }
 
-    /// Removes the tables of all other generations.
+    /// Removes the tables of all other generations, and records of another version.
     pub fn remove_tables_except(&self, generation: u32) {
-        let current = self.tables(generation);
+        let current = [self.tables(generation), self.records()];
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
-            let old = entry.file_name().to_string_lossy().starts_with("tables-");
-            if old && entry.path() != current {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let is_versioned = name.starts_with("tables-") || name.starts_with("records-");
+            if is_versioned && !current.contains(&entry.path()) {
                 let _ = std::fs::remove_dir_all(entry.path());
             }
         }

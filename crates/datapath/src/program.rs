@@ -2,7 +2,7 @@
 //!
 //! A start never clears tables that are in use. Tables of the same layout and size are reused. Otherwise new tables are
 //! built beside the old ones, and the old programs serve from the old tables until the agent has filled the new tables and
-//! calls `attach_hooks`. Replacing the program of one hook is atomic, replacing all eight is not. The hooks that only read
+//! calls `attach_hooks`. Replacing the program of one hook is atomic, replacing all of them is not. The hooks that only read
 //! records come first (they read old and new records), then the hooks that write records.
 
 use crate::bucket::BucketLevels;
@@ -13,6 +13,7 @@ use crate::kernel::KernelMaps;
 use crate::object::{self, LoadConstants, MapSet, RECORDS, TABLES};
 use crate::pin::{PinDir, TableMeta};
 use crate::pod_address::PodAddressMap;
+use crate::share::{self, ShareTable};
 use crate::test_resolver::TestResolver;
 use crate::{Context, Error, Result, cgroup, netns, wire};
 use beeline_model::op::{Maps, Op};
@@ -24,9 +25,18 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// All hooks, in the order of attachment: those that only read socket records first.
-pub const HOOKS: [&str; 8] =
-    ["recvmsg4", "recvmsg6", "getpeername4", "getpeername6", "connect4", "connect6", "sendmsg4", "sendmsg6"];
+/// All hooks, in the order of attachment: those that create socket records last.
+pub const HOOKS: [&str; 9] = [
+    "sock_release",
+    "recvmsg4",
+    "recvmsg6",
+    "getpeername4",
+    "getpeername6",
+    "connect4",
+    "connect6",
+    "sendmsg4",
+    "sendmsg6",
+];
 
 /// Number of counter rows per owner. Each CPU uses one of them.
 pub fn shards() -> u32 {
@@ -40,6 +50,8 @@ pub struct Config {
     pub cgroup: PathBuf,
     pub sizes: Sizes,
     pub no_local_endpoint_action: NoLocalEndpointAction,
+    /// Only for the test that shows that the check is needed: do not check to which cgroup a rule belongs.
+    pub skip_rule_check: bool,
 }
 
 /// How this start uses the pinned tables.
@@ -107,6 +119,9 @@ impl Program {
             epoch: meta.epoch,
             no_local_endpoint_drops: config.no_local_endpoint_action == NoLocalEndpointAction::Drop,
             host_netns: netns::own_cookie()?,
+            skip_rule_check: config.skip_rule_check,
+            affinity_reserve: share::affinity_reserve(&config.sizes),
+            affinity_limit: share::affinity_limit(&config.sizes),
         })
     }
 
@@ -129,6 +144,7 @@ impl Program {
         if let Some(old) = &old_affinity {
             copy_rows(old, &maps.handle("affinity")?);
         }
+        ShareTable::new(&maps)?.create_others()?;
         maps.pin(&pins.tables(meta.generation), &TABLES)?;
         maps.pin(&pins.records(), &RECORDS)?;
         Ok(Program { object, maps, pins, meta, config, start, attached: false, links: Vec::new(), old_affinity })
@@ -250,6 +266,20 @@ impl Program {
 
     pub fn control(&self) -> Result<Control> {
         Control::new(&self.maps)
+    }
+
+    pub fn shares(&self) -> Result<ShareTable> {
+        ShareTable::new(&self.maps)
+    }
+
+    /// Removes expired affinity rows, and the shares of cgroups that are gone. `level` is the level of shares. Does
+    /// nothing before the programs are attached: an earlier agent's programs still use rows of another epoch.
+    pub fn collect_shares(&self, level: u32) -> Result<u64> {
+        if !self.attached {
+            return Ok(0);
+        }
+        let below = level.saturating_sub(cgroup::level(&self.config.cgroup).unwrap_or(0));
+        self.shares()?.collect(&self.object, &self.config.cgroup, below)
     }
 
     pub fn pod_addresses(&self) -> Result<PodAddressMap> {

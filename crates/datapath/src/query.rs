@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// Hooks and their attach types.
-const ATTACH: [(&str, u32); 8] = [
+const ATTACH: [(&str, u32); 9] = [
     ("connect4", libbpf_sys::BPF_CGROUP_INET4_CONNECT),
     ("connect6", libbpf_sys::BPF_CGROUP_INET6_CONNECT),
     ("sendmsg4", libbpf_sys::BPF_CGROUP_UDP4_SENDMSG),
@@ -18,6 +18,7 @@ const ATTACH: [(&str, u32); 8] = [
     ("recvmsg6", libbpf_sys::BPF_CGROUP_UDP6_RECVMSG),
     ("getpeername4", libbpf_sys::BPF_CGROUP_INET4_GETPEERNAME),
     ("getpeername6", libbpf_sys::BPF_CGROUP_INET6_GETPEERNAME),
+    ("sock_release", libbpf_sys::BPF_CGROUP_INET_SOCK_RELEASE),
 ];
 
 #[derive(Clone, Debug, Serialize)]

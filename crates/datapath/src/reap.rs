@@ -152,7 +152,7 @@ pub struct SocketRecordReader {
 
 impl SocketRecordReader {
     pub fn new(maps: &MapSet) -> Result<SocketRecordReader> {
-        let constants = LoadConstants { shards: 1, epoch: 0, no_local_endpoint_drops: false, host_netns: 0 };
+        let constants = LoadConstants { shards: 1, ..Default::default() };
         let object = load(maps, &Sizes::for_services(16), 1, constants, false)?;
         let mut iterators = Vec::new();
         for (protocol, program, map) in

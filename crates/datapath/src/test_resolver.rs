@@ -155,6 +155,8 @@ fn wire_dial(dial: &Dial, random: u32, client: u64, now: u64) -> abi::dial {
         protocol: Protocol::number(dial.protocol),
         source_known: u8::from(dial.source.is_some()),
         host: u8::from(dial.host),
+        // Any share; a hook passes that of the process.
+        share: 1,
         cgroup,
         ..Default::default()
     }

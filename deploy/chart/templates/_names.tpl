@@ -76,6 +76,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- with $values.sizes.maxAffinity }}
 - --max-affinity={{ . | int }}
 {{- end }}
+{{- with $values.sizes.maxRecordMemory }}
+- --max-record-memory={{ . | int }}
+{{- end }}
 - --healthz-bind-address={{ $values.health.address }}:{{ include "beeline.healthPort" . }}
 - --metrics-bind-address={{ include "beeline.metricsAddress" . }}
 {{- range $name, $value := $values.options }}

@@ -96,4 +96,12 @@ impl Agent {
             tracing::debug!(%error, "cannot set the levels of members' cgroups; the last ones stay in effect");
         }
     }
+
+    /// Sets the level of the cgroups between which memory in the kernel is shared: that of pods. Without pods it is two
+    /// levels below the agent's cgroup, the level of systemd's services.
+    pub(super) fn update_share_level(&self) {
+        let pods = self.pod_cgroups.scanned_paths().filter_map(|path| cgroup::level(path).ok()).max();
+        let level = pods.or_else(|| Some(cgroup::level(&self.settings.kernel.cgroup).ok()? + 2));
+        level.into_iter().for_each(|level| self.control.set_share_level(level));
+    }
 }

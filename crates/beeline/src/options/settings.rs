@@ -14,6 +14,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 const MAX_SERVICES: u32 = 16_384;
+/// In MiB.
+const MAX_RECORD_MEMORY: u32 = 128;
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Options {
@@ -24,6 +26,7 @@ impl Options {
             cgroup: self.cgroup.clone().map_or_else(default_cgroup, Ok)?,
             pin_dir: self.pin_dir(),
             sizes: self.sizes()?,
+            record_limit: u64::from(self.max_record_memory.unwrap_or(MAX_RECORD_MEMORY)) << 20,
             event_level: self.events.unwrap_or(EventLevel::Failures),
             agent_down_action: self.agent_down_action.map_or(beeline_agent::AgentDownAction::Keep, Into::into),
             excluded_cgroups: self.exclude_cgroup.clone(),

@@ -88,8 +88,17 @@ fn own_hooks(cgroup: &Path) -> Vec<&'static str> {
     attached(cgroup).unwrap().iter().filter(|p| is_ours(p)).map(|p| p.hook).collect()
 }
 
-const HOOKS: [&str; 8] =
-    ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "getpeername4", "getpeername6"];
+const HOOKS: [&str; 9] = [
+    "connect4",
+    "connect6",
+    "sendmsg4",
+    "sendmsg6",
+    "recvmsg4",
+    "recvmsg6",
+    "getpeername4",
+    "getpeername6",
+    "sock_release",
+];
 
 #[test]
 fn programs_before_and_after_ours_see_every_dial() {

@@ -10,6 +10,7 @@ mod coexist;
 mod identity;
 mod real_programs;
 mod refusal;
+mod share;
 mod socket_calls;
 mod socket_record;
 mod stale_udp;

@@ -39,6 +39,7 @@ impl Beeline {
             cgroup: cgroup.into(),
             sizes,
             no_local_endpoint_action: NoLocalEndpointAction::default(),
+            skip_rule_check: false,
         };
         let program = Program::open(config)?;
         let kernel = program.kernel()?;
