@@ -11,6 +11,7 @@ use crate::event_level::EventLevelState;
 use crate::health_check::HealthCheckPorts;
 use crate::plan_refusals::log_refusal;
 use crate::pod_cgroup::PodCgroups;
+use crate::pod_rules::ExclusionRules;
 use crate::reach::{ReachQuery, ReachUpdate};
 use crate::reach_client::ReachClient;
 use crate::reconciler::{Reconciler, SyncRequest};
@@ -100,6 +101,7 @@ impl Agent {
         control.add_rules(&excluded.collect::<Vec<_>>()).context("--exclude-cgroup")?;
         let reaper = Reaper::new(program.maps(), &settings.kernel.sizes, shards(), program.constants()?);
         let list = &settings.cluster_list;
+        let exclusion = ExclusionRules::new(settings.kernel.sidecar_exclusion);
         let (excluded, configured) = (settings.kernel.excluded_cgroups.clone(), list.view_cgroups.clone());
         Ok(Agent {
             sources: Sources::new(&list.clusters, settings.rules.host_role),
@@ -107,7 +109,7 @@ impl Agent {
             control,
             counters: program.counters()?,
             pod_addresses: program.pod_addresses()?,
-            pod_cgroups: PodCgroups::new(&settings.kernel.cgroup, settings.rules.node_name.clone()),
+            pod_cgroups: PodCgroups::new(&settings.kernel.cgroup, settings.rules.node_name.clone(), exclusion),
             cgroup_rules: CgroupRules::new(&settings.kernel.cgroup, excluded, configured),
             reach: ReachClient::new(),
             udp_reaper: UdpReaper::new(reaper),

@@ -91,7 +91,7 @@ mod tests {
             node: Some("n1".into()),
             addresses: [address("10.244.1.5")].into(),
             containers: [].into(),
-            excluded: false,
+            exclusion: Default::default(),
             view: None,
             labels: Labels::new(),
             ready: true,
@@ -136,7 +136,11 @@ mod tests {
                 planner: Planner::new(Rules::for_node("n1")),
                 tables: Tables::new(sizes),
                 maps: MemoryMaps::new(sizes),
-                pod_cgroups: PodCgroups::new(Path::new("/nowhere"), "n1".into()),
+                pod_cgroups: PodCgroups::new(
+                    Path::new("/nowhere"),
+                    "n1".into(),
+                    crate::pod_rules::ExclusionRules::new(true),
+                ),
             }
         }
 

@@ -2,7 +2,7 @@
 //! from the configuration, from annotations of pods and from `beeline run --view`. A cgroup may be recreated under its
 //! path (a service that restarts), so the rules are checked periodically.
 
-use crate::pod_cgroup::PodRules;
+use crate::pod_rules::PodRules;
 use crate::view::{self, ViewCgroups};
 use anyhow::Context;
 use beeline_datapath::control::{CgroupRule, Control};

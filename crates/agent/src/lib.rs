@@ -27,6 +27,7 @@ mod member;
 mod metric;
 mod plan_refusals;
 mod pod_cgroup;
+mod pod_rules;
 pub mod reach;
 mod reach_client;
 mod reconciler;

@@ -114,7 +114,7 @@ mod tests {
             node: Some("n1".into()),
             addresses: ["10.244.1.5".parse::<std::net::IpAddr>().unwrap().into()].into(),
             containers: [].into(),
-            excluded: false,
+            exclusion: Default::default(),
             view: None,
             labels: Labels::from([("app".into(), app.into())]),
             ready: true,

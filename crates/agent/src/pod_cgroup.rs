@@ -1,9 +1,12 @@
 //! The pods of this node and their cgroups. Pods come from the source; their cgroups are found by scanning the cgroup tree
 //! for the kubelet's names. They count only below the kubelet's own root, which is the first directory where pods of this
-//! node are found: other users may create cgroups with the same names elsewhere. One scan serves all uses: members of policies, rules that pods ask for by annotation, and the
-//! identity of a process by its cgroup. Only the main loop uses this, so that it needs no lock.
+//! node are found: other users may create cgroups with the same names elsewhere. One scan serves all uses: members of
+//! policies, rules of pods (exclusion and view), and the identity of a process by its cgroup. Only the main loop uses this,
+//! so that it needs no lock.
 
 use crate::member::{MemberTracker, MemberUpdate};
+use crate::pod_rules::{ExclusionCause, ExclusionRules, PodRules};
+use beeline_api::ExcludedPodCounts;
 use beeline_datapath::pod::{KubeletRoot, PodCgroup, kubelet_roots};
 use beeline_datapath::pod_address::PodAddresses;
 use beeline_model::change::{Change, ObjectKey};
@@ -23,23 +26,6 @@ pub struct PodIdentity {
     pub namespace: String,
     pub pod: String,
     pub container: Option<String>,
-}
-
-/// The rules that a pod asks for by annotation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodRules {
-    pub excluded: bool,
-    pub view: Option<Name>,
-}
-
-impl PodRules {
-    fn of(pod: &Pod) -> PodRules {
-        PodRules { excluded: pod.excluded, view: pod.view.clone() }
-    }
-
-    fn is_empty(&self) -> bool {
-        *self == PodRules::default()
-    }
 }
 
 /// A pod's addresses and the cgroup by which the kernel finds them.
@@ -73,7 +59,8 @@ pub struct PodCgroups {
     by_address: HashMap<Address, BTreeSet<PodName>>,
     scan: Scan,
     members: MemberTracker,
-    /// The rules that pods ask for by annotation, for the pods whose cgroup was found.
+    exclusion: ExclusionRules,
+    /// The rules of pods, for the pods whose cgroup was found.
     rules: Vec<(PathBuf, PodRules)>,
     /// A pod with rules was added, changed or removed, or has no cgroup yet.
     rules_changed: bool,
@@ -85,7 +72,7 @@ pub struct PodCgroups {
 
 impl PodCgroups {
     /// For pods whose cgroup is at or below `root`.
-    pub fn new(root: &Path, node_name: Name) -> PodCgroups {
+    pub fn new(root: &Path, node_name: Name, exclusion: ExclusionRules) -> PodCgroups {
         PodCgroups {
             root: root.to_owned(),
             kubelet_root: None,
@@ -95,6 +82,7 @@ impl PodCgroups {
             by_address: HashMap::new(),
             scan: Scan::default(),
             members: MemberTracker::default(),
+            exclusion,
             rules: Vec::new(),
             rules_changed: false,
             rules_unapplied: false,
@@ -105,6 +93,7 @@ impl PodCgroups {
     /// Must be called before the planner applies the change.
     pub fn apply(&mut self, change: &Change, planner: &Planner) {
         self.members.apply(change, planner);
+        self.rules_changed |= self.exclusion.apply(change);
         match change {
             // Without a controller the pods of other nodes are delivered, too.
             Change::Upsert(Object::Pod(pod)) if pod.node.as_ref().is_some_and(|node| *node != self.node_name) => {
@@ -117,7 +106,7 @@ impl PodCgroups {
     }
 
     fn insert(&mut self, pod: Pod) {
-        let (rules, uid) = (PodRules::of(&pod), pod.uid.clone());
+        let (rules, uid) = (self.exclusion.rules(&pod), pod.uid.clone());
         let old = self.pods.remove(&pod.name);
         old.iter().for_each(|old| self.unindex(old));
         self.by_uid.insert(uid.clone(), pod.name.clone());
@@ -126,7 +115,7 @@ impl PodCgroups {
         }
         let name = pod.name.clone();
         self.pods.insert(name.clone(), pod);
-        let old_rules = old.as_ref().map(PodRules::of).unwrap_or_default();
+        let old_rules = old.as_ref().map(|old| self.exclusion.rules(old)).unwrap_or_default();
         let new = &self.pods[&name];
         self.addresses_changed |= old.as_ref().is_none_or(|old| old.uid != uid || old.addresses != new.addresses);
         let recreated = old.is_some_and(|old| old.uid != uid);
@@ -140,7 +129,7 @@ impl PodCgroups {
         let Some(old) = self.pods.remove(name) else { return };
         self.unindex(&old);
         self.addresses_changed = true;
-        self.rules_changed |= !PodRules::of(&old).is_empty();
+        self.rules_changed |= !self.exclusion.rules(&old).is_empty();
     }
 
     fn unindex(&mut self, pod: &Pod) {
@@ -163,7 +152,7 @@ impl PodCgroups {
             return Vec::new();
         }
         let members: HashSet<Box<str>> = planner.pods_needing_cgroup().map(|pod| pod.uid.clone()).collect();
-        let has_rules = self.pods.values().any(|pod| !PodRules::of(pod).is_empty());
+        let has_rules = self.pods.values().any(|pod| !self.exclusion.rules(pod).is_empty());
         if has_rules || self.members.needs_scan(&members) {
             self.rescan(now);
         }
@@ -177,7 +166,7 @@ impl PodCgroups {
     /// the kubelet creates the cgroup before the first process, and the rule has to be there by then.
     fn update_rules(&mut self) {
         let paths: HashMap<&str, &Path> = self.scan.pods.iter().map(|pod| (&*pod.uid, &*pod.path)).collect();
-        let with_rules = self.pods.values().map(|pod| (&*pod.uid, PodRules::of(pod)));
+        let with_rules = self.pods.values().map(|pod| (&*pod.uid, self.exclusion.rules(pod)));
         let with_rules: Vec<(&str, PodRules)> = with_rules.filter(|(_, rules)| !rules.is_empty()).collect();
         let count = with_rules.len();
         let found = with_rules.into_iter().filter_map(|(uid, rules)| Some((paths.get(uid)?.to_path_buf(), rules)));
@@ -281,9 +270,18 @@ impl PodCgroups {
         self.scan.pods.iter().map(|pod| &*pod.path)
     }
 
-    /// The rules that pods ask for by annotation, with the paths of their cgroups.
+    /// The rules of pods, with the paths of their cgroups.
     pub fn rules(&self) -> &[(PathBuf, PodRules)] {
         &self.rules
+    }
+
+    /// Why this pod is excluded; `None` means that it is served.
+    pub fn exclusion_cause(&self, pod: &Pod) -> Option<ExclusionCause> {
+        self.exclusion.cause(pod)
+    }
+
+    pub fn excluded_pods(&self) -> ExcludedPodCounts {
+        self.exclusion.counts(self.pods.values())
     }
 
     /// The pod of a process by its cgroup, as of the last scan.
@@ -332,7 +330,7 @@ mod tests {
             node: Some(node.into()),
             addresses: ["10.244.1.5".parse::<std::net::IpAddr>().unwrap().into()].into(),
             containers: [Container { name: "main".into(), id: CONTAINER.into() }].into(),
-            excluded: false,
+            exclusion: Default::default(),
             view: view.map(Into::into),
             labels: Labels::new(),
             ready: true,
@@ -349,7 +347,7 @@ mod tests {
     fn rules_are_in_effect_once_the_cgroup_exists_and_until_the_pod_is_deleted() {
         let root = tempfile::tempdir().unwrap();
         let planner = Planner::new(Rules::for_node("n1"));
-        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        let mut pods = PodCgroups::new(root.path(), "n1".into(), ExclusionRules::new(true));
         let now = Instant::now();
         pods.apply(&Object::Pod(pod("other", "n2", Some("blue"))).into(), &planner);
         pods.update(&planner, now);
@@ -371,7 +369,7 @@ mod tests {
     fn a_process_is_identified_by_its_cgroup() {
         let root = tempfile::tempdir().unwrap();
         let planner = Planner::new(Rules::for_node("n1"));
-        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        let mut pods = PodCgroups::new(root.path(), "n1".into(), ExclusionRules::new(true));
         let path = root.path().join(format!("kubepods/pod{UID}/{CONTAINER}"));
         std::fs::create_dir_all(&path).unwrap();
         pods.apply(&Object::Pod(pod("web", "n1", None)).into(), &planner);
@@ -391,7 +389,7 @@ mod tests {
     fn a_cgroup_with_the_name_of_a_pod_counts_only_below_the_kubelets_root() {
         let root = tempfile::tempdir().unwrap();
         let planner = Planner::new(Rules::for_node("n1"));
-        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        let mut pods = PodCgroups::new(root.path(), "n1".into(), ExclusionRules::new(true));
         pods.apply(&Object::Pod(pod("web", "n1", Some("blue"))).into(), &planner);
         let create = |path: String| {
             let path = root.path().join(path);
@@ -423,7 +421,7 @@ mod tests {
     fn a_pod_that_becomes_known_after_the_scan_is_identified() {
         let root = tempfile::tempdir().unwrap();
         let planner = Planner::new(Rules::for_node("n1"));
-        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        let mut pods = PodCgroups::new(root.path(), "n1".into(), ExclusionRules::new(true));
         let path = root.path().join(format!("kubepods/pod{UID}"));
         std::fs::create_dir_all(&path).unwrap();
         pods.set_scan(kubelet_roots(root.path()), Instant::now());
@@ -435,7 +433,7 @@ mod tests {
     fn addresses_are_reported_once_the_cgroup_exists_and_when_they_change() {
         let root = tempfile::tempdir().unwrap();
         let planner = Planner::new(Rules::for_node("n1"));
-        let mut pods = PodCgroups::new(root.path(), "n1".into());
+        let mut pods = PodCgroups::new(root.path(), "n1".into(), ExclusionRules::new(true));
         let mut now = Instant::now();
         let mut later = || {
             now += SCAN_INTERVAL;
@@ -459,7 +457,7 @@ mod tests {
     #[test]
     fn an_address_that_several_pods_have_identifies_none() {
         let planner = Planner::new(Rules::for_node("n1"));
-        let mut pods = PodCgroups::new(Path::new("/nowhere"), "n1".into());
+        let mut pods = PodCgroups::new(Path::new("/nowhere"), "n1".into(), ExclusionRules::new(true));
         let address = pod("a", "n1", None).addresses[0];
         pods.apply(&Object::Pod(pod("a", "n1", None)).into(), &planner);
         assert_eq!(pods.pod_at(address), Some(&pod("a", "n1", None).name));

@@ -66,6 +66,7 @@ fn pods(agent: &mut Agent, name: &str) -> Vec<PodLocation> {
         namespace: pod.name.namespace.to_string(),
         name: pod.name.name.to_string(),
         cgroup: paths.get(&*pod.uid).cloned(),
+        exclusion: agent.pod_cgroups.exclusion_cause(pod).map(|cause| cause.text().to_owned()),
     };
     found.into_iter().map(location).collect()
 }

@@ -158,6 +158,8 @@ pub struct KernelSettings {
     pub agent_down_action: AgentDownAction,
     /// Processes in or below these cgroups are not served (`--exclude-cgroup`).
     pub excluded_cgroups: Vec<PathBuf>,
+    /// Pods with a sidecar proxy of a service mesh are not served (`--sidecar-exclusion`).
+    pub sidecar_exclusion: bool,
     pub self_test: bool,
     /// Only for the test that proves that the grace period is needed.
     pub skip_grace: bool,

@@ -15,6 +15,6 @@ pub use explain::{EndpointExplanation, FamilyExplanation, PendingAddress, Servic
 pub use policy::{FrontendPrecedence, PolicyFrontend, PolicyReport, PolicyScope};
 pub use request::{PodLocation, PolicyQuery, Request, Response};
 pub use status::{
-    AgentStatus, ClusterStatus, DnsClusterStatus, DnsStatus, KernelStatus, LastChange, ObjectCounts, PolicyCounts,
-    ReachStatus, RefusalStatus, SnapshotStatus, SourceStatus, TokenStatus, ViewStatus,
+    AgentStatus, ClusterStatus, DnsClusterStatus, DnsStatus, ExcludedPodCounts, KernelStatus, LastChange, ObjectCounts,
+    PolicyCounts, ReachStatus, RefusalStatus, SnapshotStatus, SourceStatus, TokenStatus, ViewStatus,
 };

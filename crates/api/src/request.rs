@@ -72,4 +72,7 @@ pub struct PodLocation {
     pub name: String,
     /// `None`: no cgroup below the agent's `--cgroup` has the pod's UID in its name.
     pub cgroup: Option<PathBuf>,
+    /// Why the pod is excluded from resolution. `None`: it is served.
+    #[serde(default)]
+    pub exclusion: Option<String>,
 }

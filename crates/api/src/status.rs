@@ -191,6 +191,8 @@ pub struct ObjectCounts {
     pub slices: usize,
     pub nodes: usize,
     pub policies: PolicyCounts,
+    #[serde(default)]
+    pub excluded_pods: ExcludedPodCounts,
     /// Addresses, ports and protocols that can be dialled; the metric `beeline_frontends`.
     pub frontends: usize,
     /// Rows of the frontend table: the frontends, and one row for each ClusterIP that refuses its other ports.
@@ -202,6 +204,18 @@ pub struct ObjectCounts {
     pub udp_sockets_destroyed: u64,
     /// Dials to a ClusterIP at a port that its Service does not have. No service port counts them.
     pub dials_no_port: u64,
+}
+
+/// The pods of this node that are excluded from resolution, by the reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExcludedPodCounts {
+    pub annotation: usize,
+    pub sidecar: usize,
+    /// By the label of their namespace.
+    pub namespace: usize,
+    /// Pods with a sidecar that are served, because `--sidecar-exclusion` is off.
+    pub served_sidecar: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -234,6 +234,10 @@ pub struct Options {
     /// Cgroup whose processes are not served; may be repeated
     #[arg(long, value_name = "DIR")]
     pub exclude_cgroup: Vec<PathBuf>,
+    /// Exclusion of pods with a sidecar proxy of a service mesh from resolution, on or off [default: on with
+    /// --beside-kube-proxy, else off]
+    #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true)]
+    pub sidecar_exclusion: Option<OnOff>,
     /// Self-test at start: a connect() that must trigger the BPF programs [default: on]
     #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true)]
     pub self_test: Option<OnOff>,

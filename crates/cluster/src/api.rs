@@ -20,7 +20,7 @@ mod update;
 mod watcher;
 
 use crate::convert::published::{MANAGED_BY, MANAGER};
-use crate::convert::{Converter, HEADLESS, PROXY_NAME, ServiceFilter};
+use crate::convert::{Converter, HEADLESS, PROXY_NAME, RESOLVE, ServiceFilter};
 use crate::folder::ChangeBatch;
 use crate::kind::ResourceKind;
 use crate::policy::{BalancingPolicySpec, LocalRedirectPolicySpec};
@@ -210,8 +210,8 @@ impl ApiServerSource {
             tasks.spawn(all().run::<PolicyObject<LocalRedirectPolicySpec>>());
         }
         tasks.spawn(all().run::<PolicyObject<BalancingPolicySpec>>());
-        if self.pods == PodScope::All {
-            tasks.spawn(all().run::<Namespace>());
+        if let Some(namespaces) = self.namespace_selector() {
+            tasks.spawn(watcher(namespaces).run::<Namespace>());
         }
         if self.watch_service_cidrs {
             tasks.spawn(all().run::<ServiceCIDR>());
@@ -251,7 +251,7 @@ impl ApiServerSource {
             kinds.extend([ResourceKind::Pod, ResourceKind::LocalRedirectPolicy]);
         }
         kinds.extend(self.watch_service_cidrs.then_some(ResourceKind::ServiceCidr));
-        kinds.extend((self.pods == PodScope::All).then_some(ResourceKind::Namespace));
+        kinds.extend(self.namespace_selector().map(|_| ResourceKind::Namespace));
         kinds
     }
 
@@ -261,6 +261,16 @@ impl ApiServerSource {
         let own_pods = (self.pods == PodScope::Own).then(|| format!("spec.nodeName={}", self.node));
         let [services, slices] = self.service_selectors();
         [services, slices, Selector { labels: None, fields: own_node }, Selector { labels: None, fields: own_pods }]
+    }
+
+    /// Policies select by any label of a namespace. An agent that evaluates no policy needs only the label by which a
+    /// namespace excludes its pods.
+    fn namespace_selector(&self) -> Option<Selector> {
+        match self.pods {
+            PodScope::All => Some(Selector::default()),
+            PodScope::Own => Some(Selector { labels: Some(RESOLVE.into()), fields: None }),
+            PodScope::None => None,
+        }
     }
 
     fn service_selectors(&self) -> [Selector; 2] {

@@ -27,7 +27,7 @@ pub(crate) use endpoints::LEADER;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use name::NameInterner;
 pub(crate) use node::{ENTRY_ADDRESS, OUTSIDE_ADDRESS};
-pub(crate) use pod::{MIRRORED, RESOLVE, VIEW, is_node};
+pub(crate) use pod::{ISTIO_SIDECAR, MIRRORED, RESOLVE, VIEW, is_node};
 pub(crate) use policy::untyped_policy;
 pub(crate) use service::DEFAULT_AFFINITY_SECONDS;
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ mod kinds;
 
 use crate::api::TRIGGER_TIME_ANNOTATION;
 use crate::convert::published::SHAPE;
-use crate::convert::{ENTRY_ADDRESS, LEADER, MIRRORED, OUTSIDE_ADDRESS, RESOLVE, VIEW, is_node};
+use crate::convert::{ENTRY_ADDRESS, ISTIO_SIDECAR, LEADER, MIRRORED, OUTSIDE_ADDRESS, RESOLVE, VIEW, is_node};
 use crate::policy::GROUP;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta, OwnerReference, Time};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -80,8 +80,8 @@ fn used_owners<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<
     Ok(Some(kept.collect()).filter(|kept: &Vec<_>| !kept.is_empty()))
 }
 
-const USED_ANNOTATIONS: [&str; 8] =
-    [TRIGGER_TIME_ANNOTATION, RESOLVE, VIEW, MIRRORED, ENTRY_ADDRESS, OUTSIDE_ADDRESS, SHAPE, LEADER];
+const USED_ANNOTATIONS: [&str; 9] =
+    [TRIGGER_TIME_ANNOTATION, RESOLVE, VIEW, MIRRORED, ISTIO_SIDECAR, ENTRY_ADDRESS, OUTSIDE_ADDRESS, SHAPE, LEADER];
 
 fn used_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error> {
     struct AnnotationVisitor;

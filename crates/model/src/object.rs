@@ -236,6 +236,23 @@ pub struct ContainerPort {
     pub host_port: u16,
 }
 
+/// The key of a pod's annotation and of a namespace's label. The value "off" excludes pods from service resolution.
+pub const RESOLVE_KEY: &str = "beeline.dev/resolve";
+
+/// What decides whether the pod's processes are excluded from service resolution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PodExclusion {
+    /// The label of the pod's namespace.
+    #[default]
+    Namespace,
+    /// The pod is never excluded: its annotation says "on", it is a static pod, or it has ended.
+    Never,
+    /// The pod's annotation says "off".
+    Annotation,
+    /// The pod has a sidecar proxy of a service mesh, which must see the dialled addresses.
+    Sidecar,
+}
+
 /// A pod. Agents know only the pods of their own node, unless no controller publishes the backends of policies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pod {
@@ -246,8 +263,8 @@ pub struct Pod {
     /// Empty once the pod has ended.
     pub addresses: Box<[Address]>,
     pub containers: Box<[Container]>,
-    /// The pod's processes are excluded from service resolution.
-    pub excluded: bool,
+    #[serde(default)]
+    pub exclusion: PodExclusion,
     /// The view that the pod's annotation asks for.
     pub view: Option<Name>,
     pub labels: Labels,

@@ -77,7 +77,7 @@ fn pod(name: &str, at: &str) -> Pod {
         node: Some("n1".into()),
         addresses: [address(at)].into(),
         containers: [].into(),
-        excluded: false,
+        exclusion: Default::default(),
         view: None,
         labels: labels("cache"),
         ready: true,

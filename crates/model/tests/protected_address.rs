@@ -178,7 +178,7 @@ fn pod(at: &str) -> Pod {
         node: Some("n1".into()),
         addresses: [address(at)].into(),
         containers: [].into(),
-        excluded: false,
+        exclusion: Default::default(),
         view: None,
         labels: Default::default(),
         ready: true,

@@ -70,7 +70,7 @@ fn pod(namespace: &str, name: &str, ip: &str, pairs: &[(&str, &str)]) -> Pod {
         node: Some("node-1".into()),
         addresses: [address(ip)].into(),
         containers: [].into(),
-        excluded: false,
+        exclusion: Default::default(),
         view: None,
         labels: labels(pairs),
         ready: true,

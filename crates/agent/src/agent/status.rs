@@ -108,6 +108,7 @@ impl Agent {
             slices: planner.slice_count(),
             nodes: planner.nodes().count(),
             policies: self.reconciler.policy_counts(self.sources.is_synced()),
+            excluded_pods: self.pod_cgroups.excluded_pods(),
             frontends: rows.frontends.keys().filter(|key| key.protocol.is_some()).count(),
             frontend_rows: rows.frontends.len(),
             sets: rows.sets.len(),

@@ -30,6 +30,8 @@ impl Options {
             event_level: self.events.unwrap_or(EventLevel::Failures),
             agent_down_action: self.agent_down_action.map_or(beeline_agent::AgentDownAction::Keep, Into::into),
             excluded_cgroups: self.exclude_cgroup.clone(),
+            // Without kube-proxy nothing else resolves service addresses, so an excluded pod could not even reach DNS.
+            sidecar_exclusion: self.sidecar_exclusion.map_or(self.beside_kube_proxy, Into::into),
             self_test: self.self_test.is_none_or(Into::into),
             skip_grace: self.unsafe_skip_grace,
         };

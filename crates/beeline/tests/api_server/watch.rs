@@ -23,6 +23,7 @@ fn objects_are_listed_watched_and_converted() {
         assert_eq!(reader.state.nodes.len(), 1, "only the own node is watched");
         changed_fields_are_followed(cluster, &mut reader).await;
         label_changes_add_and_remove_objects(cluster, &mut reader).await;
+        only_namespaces_with_the_exclusion_label_are_known(cluster, &mut reader).await;
         service_type_changes_are_followed(cluster, &mut reader).await;
         changes_of_the_own_node_are_followed(cluster, &mut reader).await;
         all_nodes_can_be_watched(cluster).await;
@@ -67,6 +68,16 @@ async fn label_changes_add_and_remove_objects(cluster: &Cluster<'_>, reader: &mu
     reader.wait_until("a headless slice is removed", |r| r.endpoints("web-1").is_empty()).await;
     cluster.patch(&format!("{SLICES}/web-1"), label(headless, json!(null))).await;
     reader.wait_until("it is added again", |r| r.endpoints("web-1").len() == 2).await;
+}
+
+async fn only_namespaces_with_the_exclusion_label_are_known(cluster: &Cluster<'_>, reader: &mut SourceReader) {
+    let label = |value: serde_json::Value| json!({ "metadata": { "labels": { "beeline.dev/resolve": value } } });
+    assert_eq!(reader.state.namespaces.len(), 0, "of all namespaces of the cluster");
+    cluster.patch("/api/v1/namespaces/default", label(json!("off"))).await;
+    let excluded = |r: &SourceReader| r.state.namespaces.keys().any(|(_, name)| &**name == "default");
+    reader.wait_until("a namespace with the label is added", excluded).await;
+    cluster.patch("/api/v1/namespaces/default", label(json!(null))).await;
+    reader.wait_until("it is removed", |r| r.state.namespaces.is_empty()).await;
 }
 
 async fn service_type_changes_are_followed(cluster: &Cluster<'_>, reader: &mut SourceReader) {

@@ -141,3 +141,92 @@ fn an_annotation_excludes_a_pod_from_resolution() {
     let name = |to| client.dial(&DialRequest::new(DialKind::Tcp, to)).unwrap().name().to_owned();
     wait_until("dials of the pod are resolved again", || name(web()[0]) == "pod-a");
 }
+
+/// pod-a serves, and the pod `cart-1` of the namespace `shop` dials from its cgroup. Returns the fixture and the cgroups.
+fn fixture_with_client(pod: ManifestFile, args: &[&str]) -> (AgentFixture, Vec<Cgroup>) {
+    let network = TestNetwork::new(2).unwrap();
+    let web = ManifestFile::service("web", 10).backed_by(&[(network.pod(0), "node-1")]);
+    let fixture = AgentFixture::with_manifests(network, &[web, pod], args);
+    let cgroups = create_cgroups(&fixture, &layouts()[1]);
+    (fixture, cgroups)
+}
+
+fn cart(annotations: serde_json::Value) -> ManifestFile {
+    ManifestFile::pod("cart-1", &uid(1), CONTAINER, annotations)
+}
+
+/// Waits until this server answers the dials of the client.
+fn wait_for_server(client: &Client, server: &str) {
+    let name = || client.dial(&DialRequest::new(DialKind::Tcp, web()[0])).unwrap().name().to_owned();
+    wait_until(&format!("{server} answers"), || name() == server);
+}
+
+#[test]
+fn a_sidecar_excludes_a_pod_unless_the_annotation_or_the_option_says_otherwise() {
+    let with_sidecar = |annotations| cart(annotations).with_container("istio-proxy");
+    let (fixture, cgroups) = fixture_with_client(with_sidecar(json!({})), &["--sidecar-exclusion", "on"]);
+    let _servers = (fixture.network.pod(0).serve(8080).unwrap(), fixture.serve_outside(&web()[..2]));
+    let client = client(&fixture, &cgroups);
+    wait_for_server(&client, "outside");
+    web().iter().for_each(|to| assert_untouched(&client, *to, "outside"));
+    assert_eq!(fixture.status()["counts"]["excludedPods"]["sidecar"], 1);
+    let text = fixture.beeline(&["status"]).stdout;
+    assert!(text.contains("1: 0 by annotation, 1 by sidecar, 0 by the label of their namespace"), "{text}");
+    let explained = fixture.json(&["explain", "10.96.0.10:80", "--from", "shop/cart-1"]);
+    assert_eq!(explained["verdict"], "untouched", "{explained}");
+    assert!(explained["because"].as_str().is_some_and(|why| why.contains("--sidecar-exclusion")), "{explained}");
+    // The annotation wins.
+    fixture.apply(&with_sidecar(json!({ "beeline.dev/resolve": "on" })));
+    wait_for_server(&client, "pod-a");
+    fixture.apply(&with_sidecar(json!({})));
+    wait_for_server(&client, "outside");
+    // The annotation of Istio's injector alone is enough, and a pod without either is served.
+    fixture.apply(&cart(json!({})));
+    wait_for_server(&client, "pod-a");
+    fixture.apply(&cart(json!({ "sidecar.istio.io/status": "{}" })));
+    wait_for_server(&client, "outside");
+}
+
+#[test]
+fn without_kube_proxy_a_sidecar_does_not_exclude_a_pod_by_default() {
+    let (fixture, cgroups) = fixture_with_client(cart(json!({})).with_container("linkerd-proxy"), &[]);
+    let _servers = (fixture.network.pod(0).serve(8080).unwrap(), fixture.serve_outside(&web()[..2]));
+    let client = client(&fixture, &cgroups);
+    wait_until("the pod is counted", || fixture.status()["counts"]["excludedPods"]["servedSidecar"] == 1);
+    assert_resolved(&client, &DialRequest::new(DialKind::Tcp, web()[0]), &["pod-a"]);
+    let text = fixture.beeline(&["status"]).stdout;
+    assert!(text.contains("1 pod with a sidecar not excluded (--sidecar-exclusion off)"), "{text}");
+    // A pod that is annotated is excluded nevertheless, which shows that the agent has found the cgroup of the pod.
+    fixture.apply(&cart(json!({ "beeline.dev/resolve": "off" })));
+    wait_for_server(&client, "outside");
+}
+
+#[test]
+fn the_label_of_a_namespace_excludes_its_pods_unless_a_pod_says_otherwise() {
+    let (fixture, cgroups) = fixture_with_client(cart(json!({})), &[]);
+    let _servers = (fixture.network.pod(0).serve(8080).unwrap(), fixture.serve_outside(&web()[..2]));
+    let client = client(&fixture, &cgroups);
+    wait_for_server(&client, "pod-a");
+    let namespace = |value: &str| ManifestFile::namespace("shop", json!({ "beeline.dev/resolve": value }));
+    fixture.apply(&namespace("off"));
+    wait_for_server(&client, "outside");
+    let explained = fixture.json(&["explain", "10.96.0.10:80", "--from", "shop/cart-1"]);
+    assert!(explained["because"].as_str().is_some_and(|why| why.contains("namespace has the label")), "{explained}");
+    assert_eq!(fixture.status()["counts"]["excludedPods"]["namespace"], 1);
+    fixture.apply(&cart(json!({ "beeline.dev/resolve": "on" })));
+    wait_for_server(&client, "pod-a");
+    fixture.apply(&cart(json!({})));
+    wait_for_server(&client, "outside");
+    // An invalid value is reported and excludes nothing.
+    fixture.apply(&namespace("no"));
+    wait_for_server(&client, "pod-a");
+    let refused = fixture.refusals();
+    assert!(
+        refused.iter().any(|(reason, subject)| reason == "badAnnotation" && subject.contains("shop")),
+        "{refused:?}"
+    );
+    fixture.apply(&namespace("off"));
+    wait_for_server(&client, "outside");
+    fixture.delete("namespace-shop");
+    wait_for_server(&client, "pod-a");
+}

@@ -43,7 +43,7 @@ impl ApiServerSource {
         let pods = has_pods.then(|| watcher(pods).list_once::<Pod>());
         let redirects = has_pods.then(|| all().list_once::<PolicyObject<LocalRedirectPolicySpec>>());
         let balancing = all().list_once::<PolicyObject<BalancingPolicySpec>>();
-        let namespaces = (self.pods == PodScope::All).then(|| all().list_once::<Namespace>());
+        let namespaces = self.namespace_selector().map(|selector| watcher(selector).list_once::<Namespace>());
         let ranges = self.watch_service_cidrs.then(|| all().list_once::<ServiceCIDR>());
         let (pods, redirects) = (optional(pods), optional(redirects));
         let (namespaces, ranges) = (optional(namespaces), optional(ranges));

@@ -3,14 +3,17 @@
 use super::name::{is_label, is_subdomain};
 use super::{Converted, Converter, RefusalCollector, Unserved, address, entry};
 use crate::kind::ResourceKind;
-use beeline_model::object::{self, Container, ContainerPort, PodName};
+use beeline_model::object::{self, Container, ContainerPort, PodExclusion, PodName};
 use beeline_model::refusal::RefusalReason;
 use beeline_model::{Address, Name};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{self as core, ContainerStatus, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// The value "off" excludes the pod: the addresses that its processes dial are not resolved.
-pub(crate) const RESOLVE: &str = "beeline.dev/resolve";
+pub(crate) use beeline_model::object::RESOLVE_KEY as RESOLVE;
+/// Istio's injector sets it on pods with a sidecar.
+pub(crate) const ISTIO_SIDECAR: &str = "sidecar.istio.io/status";
+/// Names of the containers that meshes add to a pod.
+const SIDECARS: [&str; 2] = ["istio-proxy", "linkerd-proxy"];
 /// The view of the pod's processes.
 pub(crate) const VIEW: &str = "beeline.dev/view";
 /// On the mirror pod of a static pod: the uid by which the kubelet knows the static pod.
@@ -43,8 +46,7 @@ impl Converter {
             node,
             addresses: status.map_or_else(Vec::new, |status| addresses(status, refusals)).into(),
             containers: status.into_iter().flat_map(|status| self.containers(status)).collect(),
-            // A pod that has ended has no process and gets no cgroup again, so the agent must not wait for its cgroup.
-            excluded: is_excluded(object, refusals) && !status.is_some_and(has_ended),
+            exclusion: exclusion(object, refusals),
             view: self.view(object, refusals).filter(|_| !status.is_some_and(has_ended)),
             labels: self.labels(&object.metadata),
             ready: is_ready(object),
@@ -71,8 +73,7 @@ impl Converter {
     fn ports(&mut self, object: &Pod) -> Vec<ContainerPort> {
         let Some(spec) = &object.spec else { return Vec::new() };
         let host = spec.host_network == Some(true);
-        let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
-        let all = spec.containers.iter().chain(sidecars).flat_map(|container| container.ports.iter().flatten());
+        let all = running_containers(spec).flat_map(|container| container.ports.iter().flatten());
         all.filter_map(|port| self.port(port, host)).collect()
     }
 
@@ -142,22 +143,44 @@ fn addresses(status: &PodStatus, refusals: &mut RefusalCollector) -> Vec<Address
     given.filter_map(|text| refusals.accept(RefusalReason::BadAddress, "status.podIPs", address::parse(text))).collect()
 }
 
-fn is_excluded(object: &Pod, refusals: &mut RefusalCollector) -> bool {
-    match entry(&object.metadata.annotations, RESOLVE) {
-        None | Some("on") => false,
-        // A user who may create pods can write a mirror pod, so a mirror pod must not exclude a static pod.
-        Some("off") if static_pod_uid(object).is_some() => {
-            let message = format!("annotation {RESOLVE}: ignored on a static pod; use --exclude-cgroup instead");
-            refusals.refuse(RefusalReason::BadAnnotation, message);
-            false
+/// The containers that run as long as the pod: sidecars can be init containers that are restarted.
+fn running_containers(spec: &PodSpec) -> impl Iterator<Item = &core::Container> {
+    let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
+    spec.containers.iter().chain(sidecars)
+}
+
+/// A pod that has ended has no process and gets no cgroup again, so the agent must not wait for its cgroup. A user who may
+/// create pods can write a mirror pod, so nothing in a mirror pod excludes a static pod.
+fn exclusion(object: &Pod, refusals: &mut RefusalCollector) -> PodExclusion {
+    let by_annotation = annotated_exclusion(object, refusals);
+    if static_pod_uid(object).is_some() || object.status.as_ref().is_some_and(has_ended) {
+        return PodExclusion::Never;
+    }
+    by_annotation.unwrap_or(if has_sidecar(object) { PodExclusion::Sidecar } else { PodExclusion::Namespace })
+}
+
+fn annotated_exclusion(object: &Pod, refusals: &mut RefusalCollector) -> Option<PodExclusion> {
+    match entry(&object.metadata.annotations, RESOLVE)? {
+        "on" => Some(PodExclusion::Never),
+        "off" => {
+            if static_pod_uid(object).is_some() {
+                let message = format!("annotation {RESOLVE}: ignored on a static pod; use --exclude-cgroup instead");
+                refusals.refuse(RefusalReason::BadAnnotation, message);
+            }
+            Some(PodExclusion::Annotation)
         }
-        Some("off") => true,
-        Some(other) => {
+        other => {
             let message = format!("annotation {RESOLVE}: {other:?} is neither \"on\" nor \"off\"; read as \"on\"");
             refusals.refuse(RefusalReason::BadAnnotation, message);
-            false
+            Some(PodExclusion::Never)
         }
     }
+}
+
+fn has_sidecar(object: &Pod) -> bool {
+    let is_sidecar = |container: &core::Container| SIDECARS.contains(&container.name.as_str());
+    entry(&object.metadata.annotations, ISTIO_SIDECAR).is_some()
+        || object.spec.as_ref().is_some_and(|spec| running_containers(spec).any(is_sidecar))
 }
 
 #[cfg(test)]
@@ -177,10 +200,10 @@ mod tests {
     #[test]
     fn a_pod_that_has_ended_has_no_address_and_no_annotations() {
         let alive = pod("Running", "off").result.unwrap();
-        assert_eq!((alive.addresses.len(), alive.excluded), (1, true));
+        assert_eq!((alive.addresses.len(), alive.exclusion), (1, PodExclusion::Annotation));
         for phase in ["Succeeded", "Failed"] {
             let ended = pod(phase, "off").result.unwrap();
-            assert_eq!((ended.addresses.len(), ended.excluded), (0, false), "{phase}");
+            assert_eq!((ended.addresses.len(), ended.exclusion), (0, PodExclusion::Never), "{phase}");
         }
     }
 
@@ -198,20 +221,51 @@ mod tests {
             let pod = Converter::new("local", ServiceFilter::default()).pod(&serde_json::from_value(object).unwrap());
             let refusals = pod.refusals.len();
             let pod = pod.result.unwrap();
-            (pod.uid.to_string(), pod.excluded, refusals)
+            (pod.uid.to_string(), pod.exclusion, refusals)
         };
         const HASH: &str = "3f0ab1cc3f0ab1cc3f0ab1cc3f0ab1cc";
-        assert_eq!(read(HASH, "Node", "n1"), (HASH.into(), false, 1), "its uid is read, and it is not excluded");
-        let own_uid = ("copy".into(), true, 0);
+        let not_excluded = (HASH.into(), PodExclusion::Never, 1);
+        assert_eq!(read(HASH, "Node", "n1"), not_excluded, "its uid is read, and it is not excluded");
+        let own_uid = ("copy".into(), PodExclusion::Annotation, 0);
         assert_eq!(read("0b0f4c9e-5f0e-4c57-9f5e-1f0a7d1c2b3a", "Node", "n1"), own_uid);
         assert_eq!(read(HASH, "Node", "n2"), own_uid, "owned by another node");
         assert_eq!(read(HASH, "Secret", "n1"), own_uid, "not owned by a node");
     }
 
     #[test]
+    fn a_sidecar_excludes_a_pod_unless_its_annotation_decides() {
+        let read = |annotations: serde_json::Value, spec: serde_json::Value| {
+            let object = serde_json::json!({
+                "metadata": { "name": "a", "namespace": "b", "uid": "u", "annotations": annotations }, "spec": spec,
+            });
+            let pod = Converter::new("local", ServiceFilter::default()).pod(&serde_json::from_value(object).unwrap());
+            pod.result.unwrap().exclusion
+        };
+        let container = |name: &str| serde_json::json!({ "nodeName": "n1", "containers": [{ "name": name }] });
+        let init = |policy: Option<&str>| {
+            let sidecar = serde_json::json!({ "name": "istio-proxy", "restartPolicy": policy });
+            serde_json::json!({ "nodeName": "n1", "containers": [{ "name": "app" }], "initContainers": [sidecar] })
+        };
+        let none = serde_json::json!({});
+        for (annotations, spec, expected) in [
+            (none.clone(), container("app"), PodExclusion::Namespace),
+            (none.clone(), container("istio-proxy"), PodExclusion::Sidecar),
+            (none.clone(), container("linkerd-proxy"), PodExclusion::Sidecar),
+            (none.clone(), container("istio-proxy-exporter"), PodExclusion::Namespace),
+            (none.clone(), init(Some("Always")), PodExclusion::Sidecar),
+            (none, init(None), PodExclusion::Namespace),
+            (serde_json::json!({ ISTIO_SIDECAR: "{}" }), container("app"), PodExclusion::Sidecar),
+            (serde_json::json!({ RESOLVE: "on" }), container("istio-proxy"), PodExclusion::Never),
+            (serde_json::json!({ RESOLVE: "off" }), container("istio-proxy"), PodExclusion::Annotation),
+        ] {
+            assert_eq!(read(annotations.clone(), spec.clone()), expected, "{annotations} {spec}");
+        }
+    }
+
+    #[test]
     fn an_invalid_annotation_is_refused() {
         let odd = pod("Running", "no");
-        assert!(!odd.result.unwrap().excluded);
+        assert_eq!(odd.result.unwrap().exclusion, PodExclusion::Never);
         assert_eq!(odd.refusals[0].reason, RefusalReason::BadAnnotation);
     }
 }

@@ -214,13 +214,15 @@ struct PodSpecWire {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ContainerSpecWire {
+    #[serde(default)]
+    name: String,
     ports: Option<Vec<ContainerPort>>,
     restart_policy: Option<String>,
 }
 
 impl From<ContainerSpecWire> for Container {
     fn from(wire: ContainerSpecWire) -> Container {
-        Container { ports: wire.ports, restart_policy: wire.restart_policy, ..Container::default() }
+        Container { name: wire.name, ports: wire.ports, restart_policy: wire.restart_policy, ..Container::default() }
     }
 }
 

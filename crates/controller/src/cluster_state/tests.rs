@@ -55,7 +55,7 @@ fn pod(name: &str, ip: &str) -> Change {
         node: Some("n".into()),
         addresses: [address(ip)].into(),
         containers: [].into(),
-        excluded: false,
+        exclusion: Default::default(),
         view: None,
         labels: Labels::new(),
         ready: true,

@@ -266,7 +266,7 @@ impl RandomClusters {
             node: Some(self.pick(&[HOST, HOST, HOST, "n2"]).into()),
             addresses: self.addresses(&OWN_PODS, 2).into(),
             containers: [].into(),
-            excluded: false,
+            exclusion: Default::default(),
             view: None,
             labels: Default::default(),
             ready: true,

@@ -197,7 +197,7 @@ impl RandomCluster {
             node: Some(if self.one_in(6) { self.pick(&NODES).into() } else { OWN_NODE.into() }),
             addresses: addresses.into(),
             containers: [].into(),
-            excluded: false,
+            exclusion: Default::default(),
             view: None,
             labels: self.labels(),
             ready: !self.one_in(4),

@@ -16,6 +16,8 @@ pub struct ClientLocation {
     /// In the host's network namespace.
     host: bool,
     text: String,
+    /// Why the pod of the client is excluded, if it is known.
+    exclusion: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -36,7 +38,12 @@ pub fn locate(from: &str, agent: &AgentClient) -> anyhow::Result<ClientLocation>
         return locate_process(pid);
     }
     if from.starts_with(['/', '.']) {
-        return Ok(ClientLocation { cgroup: from.into(), host: false, text: format!("cgroup {from}") });
+        return Ok(ClientLocation {
+            cgroup: from.into(),
+            host: false,
+            text: format!("cgroup {from}"),
+            exclusion: None,
+        });
     }
     locate_pod(from, agent)
 }
@@ -45,7 +52,8 @@ fn locate_process(pid: u32) -> anyhow::Result<ClientLocation> {
     let own = network_namespace(pid)?;
     let host = is_host_namespace(&own);
     let place = if host { "in the host's network namespace" } else { "in its own network namespace" };
-    Ok(ClientLocation { cgroup: cgroup::of_process(pid)?, host, text: format!("process {pid}, {place}") })
+    let text = format!("process {pid}, {place}");
+    Ok(ClientLocation { cgroup: cgroup::of_process(pid)?, host, text, exclusion: None })
 }
 
 fn network_namespace(pid: u32) -> anyhow::Result<PathBuf> {
@@ -80,12 +88,12 @@ fn locate_pod(name: &str, agent: &AgentClient) -> anyhow::Result<ClientLocation>
             bail!("--from {name}: several pods have this name: {}", names.join(", "))
         }
     };
-    let PodLocation { namespace, name, cgroup } = pod;
+    let PodLocation { namespace, name, cgroup, exclusion } = pod;
     let cgroup = cgroup.clone().ok_or_else(|| {
         anyhow!("--from {namespace}/{name}: its cgroup is not found below the agent's --cgroup: is the pod running?")
     })?;
     let host = is_in_host_namespace(&cgroup);
-    Ok(ClientLocation { cgroup, host, text: format!("pod {namespace}/{name}") })
+    Ok(ClientLocation { cgroup, host, text: format!("pod {namespace}/{name}"), exclusion: exclusion.clone() })
 }
 
 /// A pod with hostNetwork: decided by one of its processes.
@@ -110,16 +118,18 @@ impl ExplainClient {
     }
 
     pub fn new(location: ClientLocation, tables: &LiveTables, agent: &Agent) -> anyhow::Result<ExplainClient> {
-        let ClientLocation { cgroup: path, host, text } = location;
+        let ClientLocation { cgroup: path, host, text, exclusion } = location;
         cgroup::id(&path).with_context(|| format!("--from {}", path.display()))?;
         let cgroups: Vec<u64> = path.ancestors().filter_map(|p| cgroup::id(p).ok()).collect();
         let rules = tables.control()?.rules();
         // From the client's cgroup upwards: the nearest rule decides the view.
         let found: Vec<_> = cgroups.iter().filter_map(|id| rules.get(id)).copied().collect();
         let excluded = found.iter().any(|rule| rule.excluded).then(|| {
-            "the client is in an excluded cgroup (--exclude-cgroup, its pod's annotation, or an annotation with an unknown \
-             view: see `beeline status`)"
-                .to_owned()
+            exclusion.unwrap_or_else(|| {
+                "the client is in an excluded cgroup (--exclude-cgroup, its pod's annotation or sidecar, the label of its \
+                 namespace, or an annotation with an unknown view: see `beeline status`)"
+                    .to_owned()
+            })
         });
         let served = agent.status.as_ref().ok().map(|status| PathBuf::from(&status.kernel.cgroup));
         // Compared by id: a container may see the same cgroup at another path.

@@ -3,7 +3,8 @@
 use super::{TablesStatus, is_plain};
 use crate::print::{self, or_dash, plural};
 use beeline_api::{
-    AgentStatus, ClusterStatus, DnsStatus, PolicyCounts, ReachStatus, RefusalStatus, SnapshotStatus, TokenStatus,
+    AgentStatus, ClusterStatus, DnsStatus, ExcludedPodCounts, PolicyCounts, ReachStatus, RefusalStatus, SnapshotStatus,
+    TokenStatus,
 };
 use beeline_model::rules::HostRole;
 
@@ -37,6 +38,7 @@ pub fn agent(status: &AgentStatus) -> String {
     lines.extend(waiting(status).map(|text| ("waiting", text)));
     lines.extend(kernel(status));
     lines.extend(pod_cgroups(status));
+    lines.extend(excluded_pods(&status.counts.excluded_pods));
     lines.push(("events", events(status)));
     lines.extend(status.dns.as_ref().map(|status| ("dns", dns(status))));
     lines.extend(counts(status));
@@ -157,6 +159,21 @@ fn events(status: &AgentStatus) -> String {
         0 => format!("{}, while a monitor is open (none is)", status.events),
         monitors => format!("{}, to {}", status.events, plural(monitors, "monitor")),
     }
+}
+
+fn excluded_pods(counts: &ExcludedPodCounts) -> Option<Line> {
+    let ExcludedPodCounts { annotation, sidecar, namespace, served_sidecar } = *counts;
+    if annotation + sidecar + namespace + served_sidecar == 0 {
+        return None;
+    }
+    let total = annotation + sidecar + namespace;
+    let mut text = format!(
+        "{total}: {annotation} by annotation, {sidecar} by sidecar, {namespace} by the label of their namespace"
+    );
+    if served_sidecar > 0 {
+        text += &format!("; {} with a sidecar not excluded (--sidecar-exclusion off)", plural(served_sidecar, "pod"));
+    }
+    Some(("excluded pods", text))
 }
 
 /// Hosts outside have no pods.
