@@ -35,6 +35,8 @@ pub struct AgentProcess {
     /// Contains the manifests and the agent's socket.
     dir: PathBuf,
     pins: PathBuf,
+    /// The cgroup to serve instead of that of the first node.
+    pub cgroup: Option<PathBuf>,
 }
 
 impl AgentProcess {
@@ -53,7 +55,7 @@ impl AgentProcess {
         let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let (dir, pins) = (std::env::temp_dir().join(&name), Path::new(PINS).join(&name));
         let manifests = ManifestDir::create(dir.join("manifests"))?;
-        Ok(AgentProcess { running: None, binary: binary.into(), manifests, dir, pins })
+        Ok(AgentProcess { running: None, binary: binary.into(), manifests, dir, pins, cgroup: None })
     }
 
     // ---- the process ----
@@ -85,7 +87,8 @@ impl AgentProcess {
     ) -> Result<()> {
         ensure!(self.running.is_none(), "an agent is already running");
         let program = network.node().program(binary)?.args(["agent"]).args(options.into_iter().map(Into::into));
-        let program = program.args([Path::new("--cgroup"), network.cgroup().path()]).args(self.location_options());
+        let cgroup = self.cgroup.as_deref().unwrap_or(network.cgroup().path());
+        let program = program.args([Path::new("--cgroup"), cgroup]).args(self.location_options());
         self.running = Some(program.env("BEELINE_LOG", "debug").spawn()?);
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! `beeline doctor`: checks what the agent needs from the kernel and the host, lists the programs at its hooks, and
 //! says what to change.
 
+mod kernel_mount;
+
 use super::CHECK_FAILED;
 use super::agent::is_bpffs;
 use crate::args::DoctorArgs;
@@ -53,6 +55,7 @@ pub fn run(doctor: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let pin_dir = pin_dir(paths, status.as_ref());
     let mut checks =
         vec![capabilities(), kernel(), btf(), bpffs(&pin_dir), cgroup2(cgroup.as_deref()), errno(), udp_sockets()];
+    checks.push(kernel_mount::kernel_mounts());
     checks.extend(status.and_then(|status| api_server(&status, &pin_dir)));
     checks.extend(cgroup.as_deref().map(hooks).unwrap_or_default());
     print::write(doctor.query.output, &checks, || table(&checks))?;

@@ -4,6 +4,7 @@
 mod check;
 mod dials;
 mod lifecycle;
+mod nfs;
 mod policies;
 
 use std::process::ExitCode;
@@ -33,5 +34,6 @@ fn run(checks: &mut Checks) -> Result<()> {
     lifecycle::endpoint_removed(&mut example, checks);
     lifecycle::restarted(&mut example, checks);
     lifecycle::cleaned(&mut example, checks);
+    nfs::mounted(&mut example, checks);
     Ok(())
 }
