@@ -112,7 +112,7 @@ impl Agent {
             pod_cgroups: PodCgroups::new(&settings.kernel.cgroup, settings.rules.node_name.clone(), exclusion),
             cgroup_rules: CgroupRules::new(&settings.kernel.cgroup, excluded, configured),
             reach: ReachClient::new(),
-            udp_reaper: UdpReaper::new(reaper),
+            udp_reaper: UdpReaper::new(reaper, settings.kernel.udp_grace_period),
             reporter: RolloutReporter::default(),
             dns: None,
             shared,
@@ -388,10 +388,19 @@ impl Agent {
 
     /// Destroys connected UDP sockets whose backend is gone.
     pub fn reap_udp(&mut self) {
-        if self.is_synced() && self.reconciler.program.is_attached() {
+        if self.may_reap_udp() {
             let Reconciler { tables, planner, program, .. } = &self.reconciler;
             self.udp_reaper.run(tables, planner, program.meta().epoch, Instant::now());
         }
+    }
+
+    fn may_reap_udp(&self) -> bool {
+        self.is_synced() && self.reconciler.program.is_attached()
+    }
+
+    /// When `reap_udp` has to be called next.
+    pub fn udp_deadline(&self) -> Option<Instant> {
+        self.udp_reaper.next_deadline().filter(|_| self.may_reap_udp())
     }
 
     /// Whether load balancers may send traffic to this node. Without a Node object it may only with a folder of manifests

@@ -60,7 +60,8 @@ pub fn run(
     let (mut next_tick, mut next_interfaces) = (Instant::now() + TICK, Instant::now());
     let mut next_check = Instant::now() + agent.settings.sync_period;
     loop {
-        match inbox.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
+        let wake = agent.udp_deadline().map_or(next_tick, |deadline| deadline.min(next_tick));
+        match inbox.recv_timeout(wake.saturating_duration_since(Instant::now())) {
             Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Ok(message) => handle(&mut agent, message, health)?,
             Err(RecvTimeoutError::Timeout) => {}

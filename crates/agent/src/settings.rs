@@ -163,6 +163,8 @@ pub struct KernelSettings {
     pub self_test: bool,
     /// Only for the test that proves that the grace period is needed.
     pub skip_grace: bool,
+    /// How long a stale UDP socket whose backend may still answer is kept. Zero means not at all.
+    pub udp_grace_period: Duration,
 }
 
 /// The sockets on which the agent listens.

@@ -2,9 +2,11 @@
 
 use beeline_datapath::reap::ConnectedSocket;
 use beeline_model::cluster::path::PathContext;
+use beeline_model::object::Pod;
 use beeline_model::plan::candidates;
 use beeline_model::plan::remote::node_port;
 use beeline_model::planner::Planner;
+use beeline_model::policy::Target;
 use beeline_model::resolve::{Dial, MAX_CHAIN, resolve};
 use beeline_model::row::{BackendId, OwnerId, SetRow};
 use beeline_model::rules::{HostRole, NoLocalEndpointAction};
@@ -66,6 +68,33 @@ pub fn still_serves(tables: &Tables, planner: &Planner, target: &ConnectedTarget
     owners(tables, target).iter().any(|owner| serves(tables, planner, *owner, target.chosen))
 }
 
+/// Whether the backend of a stale socket may still answer requests that are in flight: a policy or a Service was deleted or
+/// changed, but the backend itself was not. An address that belongs to no known pod counts as answering, unless its Service
+/// or its policy shows that the pod behind it is gone.
+pub fn may_answer(tables: &Tables, planner: &Planner, target: &ConnectedTarget) -> bool {
+    let owner = target.owner.and_then(|owner| tables.port_name(owner)).map(|name| name.service);
+    let ready = pod_readiness(planner, target.chosen);
+    match owner {
+        // `still_serves` has checked the endpoints of the Service.
+        Some(name) if planner.service(&name).is_some() => false,
+        Some(name) => match planner.policy(&name).map(|policy| &policy.target) {
+            Some(Target::LocalPods { .. } | Target::Pods { .. }) => ready == Some(true),
+            Some(Target::Addresses { .. }) | None => ready != Some(false),
+        },
+        None => ready != Some(false),
+    }
+}
+
+/// Whether a pod with this address is ready; `None` if there is no such pod. Pods in the host's network share an address:
+/// if some of them declare the port, only those count.
+fn pod_readiness(planner: &Planner, (address, port): (Address, u16)) -> Option<bool> {
+    let pods: Vec<_> = planner.pods().filter(|pod| pod.addresses.contains(&address)).collect();
+    let declares = |pod: &Pod| pod.ports.iter().any(|declared| declared.port == port);
+    let some_declare = pods.iter().any(|pod| declares(pod));
+    let counted = pods.iter().filter(|pod| !some_declare || declares(pod));
+    counted.map(|pod| pod.ready).reduce(|one, other| one || other)
+}
+
 fn serves(tables: &Tables, planner: &Planner, owner: OwnerId, at: (Address, u16)) -> bool {
     let Some(name) = tables.port_name(owner) else { return false };
     let Some(service) = planner.service(&name.service) else { return false };
@@ -91,14 +120,14 @@ fn node_answers(paths: &PathContext<'_>, c: &Candidate, node_port: u16, (address
 #[cfg(test)]
 mod tests {
     use super::*;
-    use beeline_model::change::Change;
+    use beeline_model::change::{Change, ObjectKey};
     use beeline_model::cluster::ClusterRules;
     use beeline_model::diff::reconcile;
     use beeline_model::object::{
-        AddressType, Endpoint, Node, Object, Service, ServicePort, Slice, SliceName, SlicePort,
+        AddressType, Endpoint, Node, Object, PodName, Service, ServicePort, Slice, SliceName, SlicePort,
     };
     use beeline_model::op::MemoryMaps;
-    use beeline_model::policy::{self, BackendPort, Matcher, PolicyKind, PolicyName, PortChoice, Target};
+    use beeline_model::policy::{self, BackendPort, Matcher, PolicyKind, PolicyName, PortChoice};
     use beeline_model::reach::{PodGroup, Reach, Reachability};
     use beeline_model::row::Sizes;
     use beeline_model::rules::Rules;
@@ -167,6 +196,61 @@ mod tests {
         assert!(!is_in_use(&tables, &target("10.244.2.6")) && !still_serves(&tables, &planner, &target("10.244.2.6")));
         let elsewhere = ConnectedTarget { dialled: (address("10.96.0.99"), 53), ..target("10.244.2.5") };
         assert!(!is_in_use(&tables, &elsewhere));
+    }
+
+    fn pod(ready: bool) -> Pod {
+        let name = PodName { cluster: "local".into(), namespace: "default".into(), name: "cache".into() };
+        Pod {
+            name,
+            uid: "u".into(),
+            node: Some("n1".into()),
+            addresses: [address("192.0.2.9")].into(),
+            containers: Box::default(),
+            excluded: false,
+            view: None,
+            labels: Default::default(),
+            ready,
+            ports: Box::default(),
+        }
+    }
+
+    #[test]
+    fn the_backend_of_a_deleted_policy_may_answer_unless_its_pod_is_not_ready() {
+        let sizes = Sizes::for_services(64);
+        let (mut tables, mut memory) = (Tables::new(sizes), MemoryMaps::new(sizes));
+        let mut planner = Planner::new(Rules::for_node("n1"));
+        let policy = policy_above("192.0.2.9");
+        let mut apply = |tables: &mut Tables, planner: &mut Planner, changes: Vec<Change>| {
+            for change in changes {
+                planner.apply(change);
+            }
+            assert!(reconcile(tables, &mut memory, &planner.take_full_delta(), true).is_clean());
+        };
+        let objects = [Object::Service(service()), Object::Slice(slice("10.244.2.5")), Object::Policy(policy.clone())];
+        apply(&mut tables, &mut planner, objects.map(Change::Upsert).into());
+        let owner_of = |tables: &Tables, at: &str| {
+            tables.rows().backends.iter().find(|(_, row)| row.address == address(at)).map(|(_, row)| row.owner)
+        };
+        let target = |at: &str| ConnectedTarget {
+            owner: owner_of(&tables, at),
+            dialled: (address("10.96.0.10"), 53),
+            chosen: (address(at), 53),
+        };
+        let (of_policy, of_service) = (target("192.0.2.9"), target("10.244.2.5"));
+        let moved = policy_above("192.0.2.10");
+        apply(&mut tables, &mut planner, vec![Change::Upsert(Object::Policy(moved))]);
+        assert!(!is_in_use(&tables, &of_policy) && may_answer(&tables, &planner, &of_policy), "another address");
+        apply(&mut tables, &mut planner, vec![Change::Delete(ObjectKey::Policy(policy.name.clone()))]);
+        assert!(!is_in_use(&tables, &of_policy) && may_answer(&tables, &planner, &of_policy), "deleted");
+        planner.apply(Change::Upsert(Object::Pod(pod(true))));
+        assert!(may_answer(&tables, &planner, &of_policy), "the pod at the address is ready");
+        planner.apply(Change::Upsert(Object::Pod(pod(false))));
+        assert!(!may_answer(&tables, &planner, &of_policy), "the pod at the address is not ready");
+        apply(&mut tables, &mut planner, vec![Change::Upsert(Object::Slice(slice("10.244.2.6")))]);
+        assert!(
+            !is_in_use(&tables, &of_service) && !may_answer(&tables, &planner, &of_service),
+            "the endpoint is gone"
+        );
     }
 
     fn node() -> Node {

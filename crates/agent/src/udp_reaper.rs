@@ -1,10 +1,13 @@
-//! Destroys connected UDP sockets whose backend is gone, so that their applications dial again. Nothing is searched while no
-//! UDP backend is removed.
+//! Destroys connected UDP sockets whose backend gets no new dials, so that their applications dial again: at once if the
+//! backend is gone, and after a grace period if it may still answer, so that answers in flight arrive. Nothing is searched
+//! while no UDP backend is removed.
 
 use crate::stale_udp::{self, ConnectedTarget};
 use beeline_datapath::reap::{ConnectedSocket, Reaper};
+use beeline_model::Address;
 use beeline_model::planner::Planner;
 use beeline_model::table::Tables;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How often the search is repeated while stale sockets cannot be destroyed.
@@ -22,17 +25,42 @@ pub struct UdpReaper {
     has_kept_sockets: bool,
     attempts: u32,
     destroyed: u64,
+    grace: GracePeriod,
 }
 
-struct SearchResult {
-    has_kept_sockets: bool,
-    stale: usize,
-    destroyed: usize,
+/// Stale sockets that are not destroyed yet.
+struct GracePeriod {
+    length: Duration,
+    /// By cookie: the backend, and when the socket is destroyed.
+    ends: BTreeMap<u64, ((Address, u16), Instant)>,
+}
+
+impl GracePeriod {
+    /// When the grace period of the socket ends. It begins when the socket is first found with this backend.
+    fn end_of(&self, socket: &ConnectedSocket, now: Instant) -> Instant {
+        let known = self.ends.get(&socket.cookie()).filter(|(chosen, _)| *chosen == chosen_by(socket));
+        known.map_or(now + self.length, |(_, end)| *end)
+    }
+}
+
+fn chosen_by(socket: &ConnectedSocket) -> (Address, u16) {
+    (socket.chosen, socket.chosen_port)
+}
+
+/// The sockets whose backend gets no new dials.
+#[derive(Default)]
+struct UnusedSockets {
+    /// Some backends still serve: terminating pods.
+    has_kept: bool,
+    /// The backend is gone.
+    gone: Vec<ConnectedSocket>,
+    /// The backend may still answer.
+    answering: Vec<ConnectedSocket>,
 }
 
 impl UdpReaper {
     /// The first search happens at once: backends may have been removed while no agent ran.
-    pub fn new(reaper: beeline_datapath::Result<Reaper>) -> UdpReaper {
+    pub fn new(reaper: beeline_datapath::Result<Reaper>, grace_period: Duration) -> UdpReaper {
         if let Err(error) = &reaper {
             tracing::warn!(%error, "cannot search for stale UDP sockets; see `beeline doctor`");
         }
@@ -43,7 +71,13 @@ impl UdpReaper {
             has_kept_sockets: false,
             attempts: 0,
             destroyed: 0,
+            grace: GracePeriod { length: grace_period, ends: BTreeMap::new() },
         }
+    }
+
+    /// When the next grace period ends.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.grace.ends.values().map(|(_, end)| *end).min()
     }
 
     pub fn is_exact(&self) -> bool {
@@ -66,10 +100,17 @@ impl UdpReaper {
     /// Searches for stale sockets and destroys them, if needed. `epoch` is the epoch of the tables.
     pub fn run(&mut self, tables: &Tables, planner: &Planner, epoch: u32, now: Instant) {
         self.dirty |= self.second_search.take_if(|at| *at <= now).is_some();
+        self.dirty |= self.next_deadline().is_some_and(|end| end <= now);
         let Some(reaper) = self.reaper.as_ref().filter(|_| self.dirty) else { return };
-        match search(reaper, tables, planner, epoch) {
-            Ok(SearchResult { has_kept_sockets, stale, destroyed }) => {
-                self.has_kept_sockets = has_kept_sockets;
+        let found = find_unused(reaper, tables, planner, epoch);
+        let result = found.and_then(|UnusedSockets { has_kept, gone, answering }| {
+            self.has_kept_sockets = has_kept;
+            let stale = gone.into_iter().chain(end_grace_periods(&mut self.grace, answering, now)).collect::<Vec<_>>();
+            let destroyed = if stale.is_empty() { 0 } else { reaper.destroy(&stale)? };
+            Ok((stale.len(), destroyed))
+        });
+        match result {
+            Ok((stale, destroyed)) => {
                 self.destroyed += destroyed as u64;
                 // A socket that was not found may be closed by now, or in a namespace that cannot be entered.
                 self.attempts = if destroyed < stale { self.attempts + 1 } else { 0 };
@@ -78,6 +119,8 @@ impl UdpReaper {
             Err(error) => {
                 self.attempts += 1;
                 self.dirty = self.attempts < MAX_ATTEMPTS;
+                // Without a new search the grace periods would end again and again.
+                self.grace.ends.clear();
                 tracing::warn!(%error, "cannot search for stale UDP sockets; retrying");
             }
         }
@@ -87,12 +130,40 @@ impl UdpReaper {
     }
 }
 
-fn search(reaper: &Reaper, tables: &Tables, planner: &Planner, epoch: u32) -> beeline_datapath::Result<SearchResult> {
-    let mut unused = reaper.connected_sockets()?;
-    let target = |socket: &ConnectedSocket| ConnectedTarget::new(socket, epoch);
-    unused.retain(|socket| !stale_udp::is_in_use(tables, &target(socket)));
-    let still_serves = |socket: &ConnectedSocket| stale_udp::still_serves(tables, planner, &target(socket));
-    let (kept, stale): (Vec<ConnectedSocket>, Vec<ConnectedSocket>) = unused.into_iter().partition(still_serves);
-    let destroyed = if stale.is_empty() { 0 } else { reaper.destroy(&stale)? };
-    Ok(SearchResult { has_kept_sockets: !kept.is_empty(), stale: stale.len(), destroyed })
+fn find_unused(
+    reaper: &Reaper,
+    tables: &Tables,
+    planner: &Planner,
+    epoch: u32,
+) -> beeline_datapath::Result<UnusedSockets> {
+    let mut unused = UnusedSockets::default();
+    for socket in reaper.connected_sockets()? {
+        let target = ConnectedTarget::new(&socket, epoch);
+        if stale_udp::is_in_use(tables, &target) {
+            continue;
+        }
+        if stale_udp::still_serves(tables, planner, &target) {
+            unused.has_kept = true;
+        } else if stale_udp::may_answer(tables, planner, &target) {
+            unused.answering.push(socket);
+        } else {
+            unused.gone.push(socket);
+        }
+    }
+    Ok(unused)
+}
+
+/// Returns the sockets whose grace period has ended, and remembers the others.
+fn end_grace_periods(grace: &mut GracePeriod, sockets: Vec<ConnectedSocket>, now: Instant) -> Vec<ConnectedSocket> {
+    let ends: Vec<Instant> = sockets.iter().map(|socket| grace.end_of(socket, now)).collect();
+    grace.ends.clear();
+    let mut ended = Vec::new();
+    for (socket, end) in sockets.into_iter().zip(ends) {
+        if end <= now {
+            ended.push(socket);
+        } else {
+            grace.ends.insert(socket.cookie(), (chosen_by(&socket), end));
+        }
+    }
+    ended
 }

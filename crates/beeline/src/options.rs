@@ -231,6 +231,11 @@ pub struct Options {
     #[arg(long, value_name = "DURATION")]
     #[serde(with = "as_text")]
     pub sync_period: Option<HumanDuration>,
+    /// Time for which a connected UDP socket stays usable when a change gives its address another backend while its own
+    /// still answers, such as 100ms (at most 1m), or off [default: 100ms]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(with = "as_text")]
+    pub udp_grace_period: Option<OrOff<HumanDuration>>,
     /// Cgroup whose processes are not served; may be repeated
     #[arg(long, value_name = "DIR")]
     pub exclude_cgroup: Vec<PathBuf>,

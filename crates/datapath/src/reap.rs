@@ -29,6 +29,13 @@ pub struct ConnectedSocket {
     raw: abi::socket_entry,
 }
 
+impl ConnectedSocket {
+    /// Identifies the socket while the host is up.
+    pub fn cookie(&self) -> u64 {
+        self.raw.cookie
+    }
+}
+
 pub struct Reaper {
     object: Object,
     list_connected: Link,

@@ -17,6 +17,8 @@ const MAX_SERVICES: u32 = 16_384;
 /// In MiB.
 const MAX_RECORD_MEMORY: u32 = 128;
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
+const UDP_GRACE_PERIOD: Duration = Duration::from_millis(100);
+const MAX_UDP_GRACE_PERIOD: Duration = Duration::from_secs(60);
 
 impl Options {
     pub fn settings(&self) -> anyhow::Result<AgentSettings> {
@@ -34,6 +36,7 @@ impl Options {
             sidecar_exclusion: self.sidecar_exclusion.map_or(self.beside_kube_proxy, Into::into),
             self_test: self.self_test.is_none_or(Into::into),
             skip_grace: self.unsafe_skip_grace,
+            udp_grace_period: self.udp_grace_period()?,
         };
         let listeners = ListenerSettings {
             socket: self.socket(),
@@ -135,6 +138,17 @@ impl Options {
             (_, false) => SocketAddr::from(([0u16; 8], 10256)),
         };
         self.healthz_bind_address.unwrap_or(OrOff::On(ListenAddress(default))).enabled().map(|address| address.0)
+    }
+
+    /// Zero means that sockets are destroyed at once.
+    fn udp_grace_period(&self) -> anyhow::Result<Duration> {
+        let given = self.udp_grace_period.unwrap_or(OrOff::On(HumanDuration(UDP_GRACE_PERIOD)));
+        match given.enabled() {
+            Some(period) if period.0 > MAX_UDP_GRACE_PERIOD => {
+                bail!("--udp-grace-period {period}: must be at most {}", HumanDuration(MAX_UDP_GRACE_PERIOD))
+            }
+            period => Ok(period.map_or(Duration::ZERO, |period| period.0)),
+        }
     }
 
     fn report_interval(&self) -> Option<Duration> {

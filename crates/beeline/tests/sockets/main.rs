@@ -20,3 +20,4 @@ mod socket_calls;
 mod socket_kinds;
 mod socket_record;
 mod stale_udp;
+mod udp_grace;

@@ -26,6 +26,10 @@ impl Planner {
         self.policies.pods().values().filter(|pod| self.needs_cgroup(pod))
     }
 
+    pub fn policy(&self, owner: &ServiceName) -> Option<&Policy> {
+        self.policies.policy(owner)
+    }
+
     /// The pod selector of a LocalRedirectPolicy.
     pub fn selector_of(&self, name: &PolicyName) -> Option<&Selector> {
         self.policies.policy(&ServiceName::of_policy(name)).and_then(Policy::local_selector)
