@@ -309,6 +309,8 @@ enum stat {
     STAT_NO_PORT = 9, /* refused: the ClusterIP is known and has no such port */
     STAT_EVENT_LIMITED = 10, /* an event was not reported: its cgroup had used up its rate */
     STAT_AFFINITY_FULL = 11, /* a client's backend was not stored: its share has no room */
+    STAT_REDIRECT_REFUSED = 12, /* a redirect's backend refused the connection */
+    STAT_REDIRECT_SKIPPED = 13, /* a redirect passed the dial on: its backend is suspended */
     STATS = 16,
 };
 
@@ -321,11 +323,14 @@ struct peer {
     /* 0 means: written with tables of another epoch, so owner and backend are unknown. */
     __u32 owner;
     __u32 backend; /* 0 means: the frontend uses another backend by now */
-    __u32 generation; /* 24 bits, and the flag PEER_SHADOWED */
+    __u32 generation; /* 24 bits, and enum peer_flag */
 };
 
-/* Another frontend has since been translated to the same backend; that one is reported. */
-enum peer_flag { PEER_SHADOWED = 1 << 30 };
+enum peer_flag {
+    /* Another frontend has since been translated to the same backend; that one is reported. */
+    PEER_SHADOWED = 1 << 30,
+    PEER_REDIRECTED = 1 << 29, /* TCP: the dial was resolved by a LocalRedirectPolicy */
+};
 
 struct tcp_record {
     __u64 share; /* the share that this record is charged to; 0 means none */
@@ -486,5 +491,5 @@ struct verdict {
     __u8 affinity;
     __u8 races;
     __u32 limited; /* owner of the set whose limit the dial exceeded; 0 means that none was */
-    __u32 pad;
+    __u32 suspended; /* owner of the set in which a suspended backend was skipped; 0 means none */
 };

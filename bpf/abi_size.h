@@ -4,7 +4,7 @@
  * pinned tables. layout.bpf.c includes this file, so that each build checks them.
  */
 #pragma once
-#include "abi_socket.h"
+#include "abi.h"
 
 #ifndef BEELINE_OTHER_LAYOUT
 _Static_assert(sizeof(struct filter) == 32840, "filter");
@@ -32,4 +32,3 @@ _Static_assert(sizeof(struct control) == 80, "control");
 _Static_assert(sizeof(struct event) == 104, "event");
 _Static_assert(sizeof(struct dial) == 112, "dial");
 _Static_assert(sizeof(struct verdict) == 48, "verdict");
-_Static_assert(sizeof(struct socket_entry) == 104, "socket_entry");

@@ -43,7 +43,7 @@ enum { BPF_SK_STORAGE_GET_F_CREATE = 1 };
 enum { SOCK_STREAM = 1, SOCK_DGRAM = 2 };
 enum { IPPROTO_TCP = 6, IPPROTO_UDP = 17, IPPROTO_MPTCP = 262 };
 enum { ECONNREFUSED = 111, ENOBUFS = 105 };
-enum { SK_ESTABLISHED = 1 };
+enum { SK_ESTABLISHED = 1, SK_SYN_SENT = 2, SK_CLOSE = 7 };
 
 /* The kernel recognises this type by its name in the value of a map. */
 struct bpf_spin_lock {
@@ -78,6 +78,52 @@ struct bpf_sock_addr {
     __u32 protocol;
     __u32 msg_src_ip4;
     __u32 msg_src_ip6[4];
+    union {
+        struct bpf_sock *sk;
+        __u64 : 64;
+    } __attribute__((aligned(8)));
+};
+
+enum { BPF_SOCK_OPS_TCP_CONNECT_CB = 3, BPF_SOCK_OPS_STATE_CB = 10 };
+enum { BPF_SOCK_OPS_STATE_CB_FLAG = 1 << 2 };
+
+/* Only the fields up to the last one that is used. */
+struct bpf_sock_ops {
+    __u32 op;
+    __u32 args[4];
+    __u32 family;
+    __u32 remote_ip4;
+    __u32 local_ip4;
+    __u32 remote_ip6[4];
+    __u32 local_ip6[4];
+    __u32 remote_port;
+    __u32 local_port;
+    __u32 is_fullsock;
+    __u32 snd_cwnd;
+    __u32 srtt_us;
+    __u32 bpf_sock_ops_cb_flags;
+    __u32 state;
+    __u32 rtt_min;
+    __u32 snd_ssthresh;
+    __u32 rcv_nxt;
+    __u32 snd_nxt;
+    __u32 snd_una;
+    __u32 mss_cache;
+    __u32 ecn_flags;
+    __u32 rate_delivered;
+    __u32 rate_interval_us;
+    __u32 packets_out;
+    __u32 retrans_out;
+    __u32 total_retrans;
+    __u32 segs_in;
+    __u32 data_segs_in;
+    __u32 segs_out;
+    __u32 data_segs_out;
+    __u32 lost_out;
+    __u32 sacked_out;
+    __u32 sk_txhash;
+    __u64 bytes_received;
+    __u64 bytes_acked;
     union {
         struct bpf_sock *sk;
         __u64 : 64;
@@ -137,6 +183,7 @@ struct socket {
 struct sock {
     struct sock_common __sk_common;
     struct socket *sk_socket;
+    int sk_err;
 } KERNEL_STRUCT;
 
 struct inet_sock {
@@ -147,7 +194,12 @@ struct udp_sock {
     struct inet_sock inet;
 } KERNEL_STRUCT;
 
+struct inet_connection_sock {
+    struct inet_sock icsk_inet;
+} KERNEL_STRUCT;
+
 struct tcp_sock {
+    struct inet_connection_sock inet_conn;
     bool is_mptcp;
 } KERNEL_STRUCT;
 

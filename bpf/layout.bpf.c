@@ -5,6 +5,8 @@
  * generated.
  */
 #include "abi_size.h"
+#include "socket_entry.h"
+#include "suspension.h"
 #include "test_abi.h"
 
 struct filter filter_layout;
@@ -33,6 +35,9 @@ struct test_rules test_rules_layout;
 struct share share_layout;
 struct expire_request expire_request_layout;
 struct socket_entry socket_entry_layout;
+struct suspension_key suspension_key_layout;
+struct suspension suspension_layout;
+struct refusal refusal_layout;
 
 enum layout layout_layout;
 enum port_bit port_bit_layout;

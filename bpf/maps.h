@@ -5,7 +5,7 @@
  * endpoint is a few stores and no system call.
  */
 #pragma once
-#include "abi.h"
+#include "suspension.h"
 
 #define TABLE(name_, type_, key_, value_, size_, flags_)                                           \
     struct {                                                                                       \
@@ -42,6 +42,8 @@ TABLE(stats, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, STATS, 0);
 TABLE(tcp_record, BPF_MAP_TYPE_SK_STORAGE, int, struct tcp_record, 0, BPF_F_NO_PREALLOC);
 TABLE(udp_record, BPF_MAP_TYPE_SK_STORAGE, int, struct udp_record, 0, BPF_F_NO_PREALLOC);
 TABLE(udp_overflow, BPF_MAP_TYPE_SK_STORAGE, int, struct udp_overflow, 0, BPF_F_NO_PREALLOC);
+TABLE(suspended, BPF_MAP_TYPE_LRU_HASH, struct suspension_key, struct suspension, MAX_SUSPENSIONS,
+      0);
 TABLE(event_rate, BPF_MAP_TYPE_LRU_HASH, __u64, struct event_rate, 4096, 0);
 
 struct {

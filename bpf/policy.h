@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /*
- * Policy checks for a dial: take a token from the policy's bucket, and detect a client that is a
- * pod which the policy selects. These are global functions, as decide() is, so that the verifier
- * checks each of them once and not again for every set in the chain.
+ * Policy checks for a dial: take a token from the policy's bucket, skip a suspended backend, and
+ * detect a client that is a pod which the policy selects. These are global functions, as decide()
+ * is, so that the verifier checks each of them once and not again for every set in the chain.
  */
 #pragma once
 #include "maps.h"
@@ -49,6 +49,21 @@ __attribute__((noinline)) int take_token(__u32 policy, __u64 now)
     }
     bpf_spin_unlock(&l->lock);
     return taken;
+}
+
+/* Returns 1 if redirects skip the backend of the verdict, because it refused a connection. */
+__attribute__((noinline)) int is_suspended(const struct verdict *v, __u64 now)
+{
+    struct suspension_key key = {};
+    struct suspension *s;
+
+    if (!v)
+        return 0;
+    key.address = v->address;
+    key.port = v->port;
+    s = bpf_map_lookup_elem(&suspended, &key);
+    /* Signed, because the agent may have written the row after this CPU read the clock. */
+    return s && (__s64)(READ_ONCE(s->until) - now) > 0;
 }
 
 /* Returns 1 if an ancestor cgroup of the client is the cgroup of a pod that the policy selects. */

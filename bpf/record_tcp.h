@@ -50,10 +50,13 @@ static __always_inline void record_tcp(struct bpf_sock_addr *ctx, const struct d
 
     if (!r)
         r = create_tcp_record(ctx, d, subflow);
-    if (r)
-        write_peer(&r->peer, d, v);
-    else
+    if (!r) {
         count_stat(STAT_RECORD_FAILED);
+        return;
+    }
+    write_peer(&r->peer, d, v);
+    if (v->rule == RULE_REDIRECT)
+        r->peer.generation |= PEER_REDIRECTED;
 }
 
 static __always_inline void clear_tcp_record(struct bpf_sock_addr *ctx)

@@ -60,6 +60,23 @@ static __always_inline bool reuse_backend(const struct set *s, __u32 id, __u32 g
     return true;
 }
 
+/*
+ * True if the verdict's backend is suspended and the dial must use another one, or the next set.
+ * Only TCP dials of a redirect are checked: the others read no further map. Without a next set the
+ * dial is not better off elsewhere.
+ */
+static __always_inline bool skips_backend(const struct dial *d, const struct set *s,
+                                          struct verdict *v)
+{
+    if (s->rule != RULE_REDIRECT || d->protocol != IPPROTO_TCP || s->next == SET_NONE ||
+        !is_suspended(v, d->now))
+        return false;
+    v->suspended = s->owner;
+    v->action = ACTION_UNTOUCHED;
+    v->affinity = 0;
+    return true;
+}
+
 static __always_inline struct affinity_key affinity_key_of(const struct dial *d,
                                                            const struct set *s)
 {
@@ -142,13 +159,18 @@ static __always_inline bool pick(const struct dial *d, const struct set *s, stru
             if (is_member(b, state, s) ||
                 (i == PICK_ATTEMPTS - 1 && b->owner == s->owner && b->port)) {
                 use_backend(b, id, state, v);
-                return true;
+                if (!skips_backend(d, s, v))
+                    return true;
+                /* The next attempt looks at the next slot. */
+                random += 0xffffffff / count + 1;
+                continue;
             }
         }
         v->races++;
         random = random * 1664525 + 1013904223;
     }
-    count_stat(STAT_RACED_OUT);
+    if (v->suspended != s->owner)
+        count_stat(STAT_RACED_OUT);
     return false;
 }
 
@@ -229,7 +251,7 @@ static __always_inline bool pick_from_set(const struct dial *d, const struct set
     }
     if (!s->affinity)
         return pick(d, s, v);
-    if (use_affinity(d, s, v))
+    if (use_affinity(d, s, v) && !skips_backend(d, s, v))
         return true;
     if (!pick(d, s, v))
         return false;
@@ -347,6 +369,8 @@ static __always_inline void count_verdict(const struct verdict *v)
     __u64 *n;
 
     count_limited(v);
+    if (v->suspended && v->suspended != v->owner)
+        count_stat(STAT_REDIRECT_SKIPPED);
     if (c) {
         if (v->action == ACTION_RESOLVED)
             __sync_fetch_and_add(&c->dials, 1);

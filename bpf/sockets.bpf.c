@@ -7,7 +7,7 @@
  * `destroy_list`: by cookie, and only while still connected to that backend.
  */
 #include "record.h"
-#include "abi_socket.h"
+#include "socket_entry.h"
 
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);

@@ -4,7 +4,7 @@ use libbpf_cargo::SkeletonBuilder;
 use std::env;
 use std::path::PathBuf;
 
-const OBJECTS: [&str; 4] = ["layout", "resolver", "test_resolver", "sockets"];
+const OBJECTS: [&str; 5] = ["layout", "resolver", "test_resolver", "sockets", "refusal"];
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));

@@ -15,6 +15,7 @@ use crate::pod_rules::ExclusionRules;
 use crate::reach::{ReachQuery, ReachUpdate};
 use crate::reach_client::ReachClient;
 use crate::reconciler::{Reconciler, SyncRequest};
+use crate::redirect_health::watch::RedirectWatch;
 use crate::rollout_reporter::RolloutReporter;
 use crate::settings::{AgentDownAction, AgentSettings, ClusterList};
 use crate::snapshot::SnapshotStore;
@@ -74,6 +75,7 @@ pub struct Agent {
     cgroup_rules: CgroupRules,
     pub reach: ReachClient,
     pub udp_reaper: UdpReaper,
+    pub redirects: RedirectWatch,
     reporter: RolloutReporter,
     dns: Option<DnsUpdater>,
     pub shared: SharedStores,
@@ -112,6 +114,7 @@ impl Agent {
             pod_cgroups: PodCgroups::new(&settings.kernel.cgroup, settings.rules.node_name.clone(), exclusion),
             cgroup_rules: CgroupRules::new(&settings.kernel.cgroup, excluded, configured),
             reach: ReachClient::new(),
+            redirects: RedirectWatch::new(program)?,
             udp_reaper: UdpReaper::new(reaper, settings.kernel.udp_grace_period),
             reporter: RolloutReporter::default(),
             dns: None,
@@ -292,6 +295,7 @@ impl Agent {
         let request = SyncRequest { delta, scope, incomplete, may_attach, started };
         let effects = self.reconciler.sync(request)?;
         self.udp_reaper.record_sync(effects.udp_changed, Instant::now());
+        self.redirects.update(&self.reconciler);
         self.shared.health_checks.update(effects.services.iter(), &self.reconciler.planner);
         self.check_node_name();
         Ok(())
@@ -327,6 +331,7 @@ impl Agent {
             self.update_pod_cgroups();
         }
         self.update_pod_addresses(now);
+        self.redirects.update(&self.reconciler);
         self.reconciler.tick(now)?;
         if self.is_gated(now)? || !self.sources.is_synced() {
             return Ok(());

@@ -31,6 +31,7 @@ mod pod_rules;
 pub mod reach;
 mod reach_client;
 mod reconciler;
+mod redirect_health;
 mod request;
 mod request_check;
 mod retry;

@@ -69,6 +69,7 @@ pub fn render(agent: &Agent, health: &Health, format: MetricsFormat) -> String {
     port::register(&mut registry, &agent.reconciler.tables, &agent.counters);
     register_shares(&mut registry, agent);
     register_stats(&mut registry, agent);
+    register_redirects(&mut registry, agent);
     register_dns(&mut registry, agent);
     format.render(&registry)
 }
@@ -267,6 +268,16 @@ fn register_shares(registry: &mut Registry, agent: &Agent) {
     let help = "The limit of beeline_socket_record_limited_bytes (--max-record-memory); 0 means no limit";
     gauge(registry, "beeline_socket_record_limit_bytes", help, agent.settings.kernel.record_limit as i64);
     gauge(registry, "beeline_affinity_rows", "Clients with session affinity", usage.affinity_rows as i64);
+}
+
+fn register_redirects(registry: &mut Registry, agent: &Agent) {
+    let (suspended, counts) = (agent.redirects.health.suspended().len(), agent.redirects.health.counts());
+    let help = "Backends of LocalRedirectPolicies that are not used now because they refuse connections";
+    gauge(registry, "beeline_redirect_suspended", help, suspended as i64);
+    let help = "Backends of LocalRedirectPolicies that refused connections and were suspended";
+    counter(registry, "beeline_redirect_suspensions", help, counts.suspensions);
+    let help = "Refused dials to a backend of a LocalRedirectPolicy that the agent itself could not confirm";
+    counter(registry, "beeline_redirect_false_alarms", help, counts.false_alarms);
 }
 
 fn register_dns(registry: &mut Registry, agent: &Agent) {

@@ -44,11 +44,12 @@ fn policies(agent: &Agent, query: &PolicyQuery) -> Vec<PolicyReport> {
         }
         (None, None) => planner.policies(),
     };
+    let suspended: Vec<_> = agent.redirects.health.suspended().into_iter().map(|one| one.backend).collect();
     let report = |mut policy: PolicyState| {
         policy.left_out.extend(agent.reconciler.skipped_pods(&policy.name));
         let name = ServiceName::of_policy(&policy.name);
         let without_room = agent.reconciler.planner.capacity_refusal(&name);
-        PolicyReport::new(&policy, agent.reconciler.retries.refusal(&name).or(without_room.as_ref()))
+        PolicyReport::new(&policy, agent.reconciler.retries.refusal(&name).or(without_room.as_ref()), &suspended)
     };
     states.into_iter().map(report).collect()
 }

@@ -11,7 +11,7 @@ use crate::settings::{AgentSettings, SourceSettings};
 use crate::snapshot::SnapshotStore;
 use crate::socket::{self, SocketContext};
 use crate::supervisor::{self, SourceContext};
-use crate::{event_task, health_check, http, interface, main_loop};
+use crate::{event_task, health_check, http, interface, main_loop, redirect_health};
 use anyhow::Context;
 use beeline_cluster::{Access, Feedback, ReportSettings};
 use beeline_datapath::pin::PinDir;
@@ -57,6 +57,10 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
     agent.set_dns(listeners.dns.as_ref().map(DnsServer::updater));
     let socket = socket::bind(&settings.listeners.socket)?;
     let event_reader = agent.reconciler.program.event_reader(shared.dropped_events.clone())?;
+    let redirect_reader = match agent.redirects.reader()? {
+        Some(reader) => Some((reader, agent.reconciler.program.suspensions()?, agent.redirects.health.clone())),
+        None => None,
+    };
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         node = %settings.rules.node_name,
@@ -76,6 +80,9 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
     });
     let (event_sender, subscribers, root) = (sender.clone(), events.clone(), settings.kernel.cgroup.clone());
     tasks.spawn_blocking(move || event_task::run(&event_reader, root, &event_sender, &subscribers, &STOPPING));
+    if let Some((reader, map, redirects)) = redirect_reader {
+        tasks.spawn_blocking(move || redirect_health::run(&reader, &map, &redirects, &STOPPING));
+    }
     let context = SourceContext {
         main_loop: sender.clone(),
         health: health.clone(),

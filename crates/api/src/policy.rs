@@ -4,6 +4,7 @@ use crate::status::RefusalStatus;
 use beeline_model::name::LOCAL_CLUSTER;
 use beeline_model::plan::policy::PolicyApplicability;
 use beeline_model::planner::policy_state::{FrontendHolder, FrontendState, PolicyState};
+use beeline_model::policy::PolicyKind;
 use beeline_model::refusal::Refusal;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -37,11 +38,18 @@ pub struct PolicyReport {
     pub without_cgroup: Vec<String>,
     /// The last write to the kernel failed; the previous state stays in effect.
     pub failed: Option<RefusalStatus>,
+    /// Backends of a LocalRedirectPolicy that refuse TCP connections. Dials use the next level.
+    #[serde(default)]
+    pub suspended: Vec<SocketAddr>,
 }
 
 impl PolicyReport {
-    /// `failed`: why the last write of this policy failed.
-    pub fn new(state: &PolicyState, failed: Option<&Refusal>) -> PolicyReport {
+    /// `failed`: why the last write of this policy failed. `suspended`: the suspended backends of all redirects.
+    pub fn new(state: &PolicyState, failed: Option<&Refusal>, suspended: &[SocketAddr]) -> PolicyReport {
+        let is_redirect = state.name.kind == PolicyKind::LocalRedirect;
+        let is_own = |backend: &&SocketAddr| {
+            is_redirect && state.frontends.iter().any(|frontend| frontend.backends.contains(backend))
+        };
         let refusal = |refusal: &Refusal| RefusalStatus::new(refusal, None);
         PolicyReport {
             kind: state.name.kind.to_string(),
@@ -64,6 +72,7 @@ impl PolicyReport {
             left_out: state.left_out.iter().map(refusal).collect(),
             without_cgroup: state.without_cgroup.clone(),
             failed: failed.map(refusal),
+            suspended: suspended.iter().filter(is_own).copied().collect(),
         }
     }
 

@@ -7,6 +7,7 @@ use beeline_model::row::Sizes;
 use beeline_model::rules::{HostRole, NoLocalEndpointAction};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -37,6 +38,9 @@ pub struct AgentStatus {
     pub zone: Option<String>,
     /// `None`: the agent runs no DNS server.
     pub dns: Option<DnsStatus>,
+    /// Backends of LocalRedirectPolicies that are not used now, because they refuse connections.
+    #[serde(default)]
+    pub suspended_redirects: Vec<SuspendedRedirect>,
     /// The addresses of every known node.
     pub nodes: BTreeMap<String, Vec<String>>,
 }
@@ -45,6 +49,16 @@ impl AgentStatus {
     pub fn cluster(&self, name: &str) -> Option<&ClusterStatus> {
         self.clusters.iter().find(|cluster| cluster.name == name)
     }
+}
+
+/// A backend of a LocalRedirectPolicy that refuses connections.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SuspendedRedirect {
+    pub backend: SocketAddr,
+    pub since: String,
+    /// The number of connects of the agent that it refused.
+    pub refused_probes: u32,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

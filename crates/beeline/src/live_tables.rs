@@ -49,8 +49,7 @@ impl LiveTables {
         let tables = MapSet::open_pinned(&pins.tables(meta.generation), &TABLES);
         let mut maps =
             tables.with_context(|| format!("tables are missing at {}: restart the agent", pin_dir.display()))?;
-        let records = MapSet::open_pinned(&pins.records(), &RECORDS);
-        maps.extend(records.context("the socket records are missing: restart the agent")?);
+        maps.extend(MapSet::open_existing_pins(&pins.records(), &RECORDS));
         let rows = KernelMaps::new(&maps)?.rows()?;
         Ok(LiveTables { rows, meta, maps })
     }

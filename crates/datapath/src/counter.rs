@@ -21,7 +21,7 @@ pub struct Counters {
 }
 
 /// Counters that belong to no service: name in the metrics, index, help text.
-pub const STATS: [(&str, abi::stat, &str); 12] = [
+pub const STATS: [(&str, abi::stat, &str); 14] = [
     ("record_failed", abi::stat::STAT_RECORD_FAILED, "socket records that could not be stored"),
     (
         "record_overflow",
@@ -56,6 +56,16 @@ pub const STATS: [(&str, abi::stat, &str); 12] = [
         "affinity_full",
         abi::stat::STAT_AFFINITY_FULL,
         "picks that session affinity does not keep because the client's pod uses too many rows",
+    ),
+    (
+        "redirect_refused",
+        abi::stat::STAT_REDIRECT_REFUSED,
+        "TCP dials that the backend of a LocalRedirectPolicy refused",
+    ),
+    (
+        "redirect_skipped",
+        abi::stat::STAT_REDIRECT_SKIPPED,
+        "TCP dials that a LocalRedirectPolicy passed on because its backends refuse connections",
     ),
     ("dials_no_port", abi::stat::STAT_NO_PORT, "dials refused because the ClusterIP has no such port"),
 ];

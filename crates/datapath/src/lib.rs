@@ -22,6 +22,7 @@ pub mod query;
 pub mod reap;
 pub mod share;
 mod sock_diag;
+pub mod suspension;
 pub mod tcp;
 pub mod test_resolver;
 pub mod wire;

@@ -12,6 +12,7 @@ use std::path::Path;
 pub const RESOLVER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/resolver.bpf.o"));
 pub const TEST_RESOLVER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/test_resolver.bpf.o"));
 pub const SOCKETS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sockets.bpf.o"));
+pub const REFUSAL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/refusal.bpf.o"));
 
 mod resolver_skeleton {
     #![allow(unused_imports, dead_code, clippy::all)]
@@ -54,8 +55,8 @@ pub const TABLES: [&str; 16] = [
     "counters", "picks", "cgroup", "control",
 ];
 /// Maps that the kernel writes. They survive a rebuild of the tables.
-pub const RECORDS: [&str; 8] =
-    ["affinity", "share", "share_total", "stats", "tcp_record", "udp_record", "udp_overflow", "events"];
+pub const RECORDS: [&str; 9] =
+    ["affinity", "share", "share_total", "stats", "tcp_record", "udp_record", "udp_overflow", "suspended", "events"];
 
 /// Maps by name.
 #[derive(Default)]

@@ -14,6 +14,7 @@ use crate::object::{self, LoadConstants, MapSet, RECORDS, TABLES};
 use crate::pin::{PinDir, TableMeta};
 use crate::pod_address::PodAddressMap;
 use crate::share::{self, ShareTable};
+use crate::suspension::{RefusalWatcher, SuspensionMap};
 use crate::test_resolver::TestResolver;
 use crate::{Context, Error, Result, cgroup, netns, wire};
 use beeline_model::op::{Maps, Op};
@@ -284,6 +285,16 @@ impl Program {
 
     pub fn pod_addresses(&self) -> Result<PodAddressMap> {
         PodAddressMap::new(&self.maps)
+    }
+
+    /// Watches for dials that the backends of redirects refuse. Not attached yet.
+    pub fn refusal_watcher(&self) -> Result<RefusalWatcher> {
+        let Config { sizes, cgroup, .. } = &self.config;
+        RefusalWatcher::new(&self.maps, sizes, shards(), self.constants()?, cgroup.clone())
+    }
+
+    pub fn suspensions(&self) -> Result<SuspensionMap> {
+        SuspensionMap::new(&self.maps)
     }
 
     pub fn counters(&self) -> Result<CounterMaps> {

@@ -10,6 +10,7 @@ use crate::name::Protocol;
 use crate::range;
 use crate::row::*;
 use crate::rules::NoLocalEndpointAction;
+use std::collections::BTreeSet;
 
 /// Maximum number of sets in a chain.
 pub const MAX_CHAIN: usize = 3;
@@ -30,11 +31,24 @@ pub struct Dial {
     pub cgroups: Vec<u64>,
     /// The time in nanoseconds, for the token buckets.
     pub now: u64,
+    /// The backends that redirects skip now, because they refuse connections.
+    pub suspended: BTreeSet<(Address, u16)>,
 }
 
 impl Dial {
     pub fn to(address: Address, port: u16, protocol: Protocol) -> Dial {
-        Dial { address, port, protocol, view: 0, source: None, host: false, prefer: None, cgroups: Vec::new(), now: 0 }
+        Dial {
+            address,
+            port,
+            protocol,
+            view: 0,
+            source: None,
+            host: false,
+            prefer: None,
+            cgroups: Vec::new(),
+            now: 0,
+            suspended: BTreeSet::new(),
+        }
     }
 }
 
@@ -221,10 +235,21 @@ fn pick_from(
         verdict.limited = Some(id);
         return false;
     }
+    let left: Vec<BackendId> = members.into_iter().filter(|backend| !is_skipped(rows, dial, set, *backend)).collect();
+    if left.is_empty() && kept.is_none() {
+        return false;
+    }
     verdict.action = Action::Resolved;
     verdict.kept = kept.is_some();
-    verdict.backends = kept.map_or(members, |(b, _)| vec![b]);
+    verdict.backends = kept.map_or(left, |(b, _)| vec![b]);
     true
+}
+
+/// Whether the dial skips a backend that refuses connections. Only TCP dials of a redirect do, and only if there is a next
+/// set. If many backends of a set are suspended, the BPF programs may use the next set although one of them is not.
+fn is_skipped(rows: &Rows, dial: &Dial, set: &SetRow, backend: BackendId) -> bool {
+    let may_skip = set.rule == Rule::Redirect && dial.protocol == Protocol::Tcp && set.header.next != SET_NONE;
+    may_skip && rows.backends.get(backend).is_some_and(|row| dial.suspended.contains(&(row.address, row.port)))
 }
 
 fn is_selected(rows: &Rows, dial: &Dial, policy: PolicyId) -> bool {

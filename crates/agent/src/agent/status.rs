@@ -3,10 +3,12 @@
 use super::Agent;
 use crate::dns::DnsUpdater;
 use crate::reach::ReachFinding;
+use crate::redirect_health::SuspendedBackend;
 use crate::source::ClusterSource;
 use crate::status;
 use beeline_api::{
-    AgentStatus, ClusterStatus, KernelStatus, ObjectCounts, ReachStatus, RefusalStatus, TokenStatus, ViewStatus,
+    AgentStatus, ClusterStatus, KernelStatus, ObjectCounts, ReachStatus, RefusalStatus, SuspendedRedirect, TokenStatus,
+    ViewStatus,
 };
 use beeline_model::Name;
 use beeline_model::cluster::ClusterRules;
@@ -143,8 +145,17 @@ impl Agent {
             node_addresses: own.map(|(address, _)| address.to_string()).collect(),
             nodes: planner.nodes().map(|node| (display_name(node), addresses(node))).collect(),
             dns: self.dns().map(DnsUpdater::status),
+            suspended_redirects: self.redirects.health.suspended().iter().map(suspended_redirect).collect(),
             zone: planner.own_node().and_then(|node| node.zone.as_ref()).map(|zone| zone.to_string()),
         }
+    }
+}
+
+fn suspended_redirect(suspended: &SuspendedBackend) -> SuspendedRedirect {
+    SuspendedRedirect {
+        backend: suspended.backend,
+        since: crate::health::timestamp(suspended.since),
+        refused_probes: suspended.refused_probes,
     }
 }
 

@@ -17,6 +17,7 @@ use anyhow::anyhow;
 use beeline_api::{AgentClient, AgentStatus, ClientError, PolicyQuery, PolicyReport, ServiceExplanation};
 use beeline_datapath::bucket::BucketLevels;
 use beeline_datapath::control::monotonic;
+use beeline_datapath::suspension::SuspensionMap;
 use beeline_model::PortName;
 use beeline_model::bucket::BucketLevel;
 use beeline_model::event::{Action, Reason};
@@ -170,7 +171,9 @@ impl Explainer<'_> {
         if let Some(because) = self.client.excluded.clone() {
             return Ok(DialExplanation::untouched(dialled, from, because));
         }
-        let dial = &Dial { now: monotonic(), ..self.client.dial(dial) };
+        // An agent of an older version has no such map.
+        let suspended = SuspensionMap::new(&self.tables.maps).map(|map| map.suspended()).unwrap_or_default();
+        let dial = &Dial { now: monotonic(), suspended, ..self.client.dial(dial) };
         let levels = self.bucket_levels(&resolve(&self.tables.rows, dial, self.agent.no_local_endpoint_action()))?;
         let mut buckets = levels.iter().map(|(policy, level)| (*policy, *level)).collect();
         let verdict = resolve_with(&self.tables.rows, dial, self.agent.no_local_endpoint_action(), &mut buckets);
@@ -302,12 +305,19 @@ impl Explainer<'_> {
                 "skipped: the client is a pod that the policy selects".into()
             }
             _ if verdict.limited == Some(id) => "skipped: over its limit".into(),
+            _ if self.is_suspended(dial, set) => "skipped: its backend refuses connections".into(),
             _ if decides => "decides: see the verdict".into(),
             _ => match policy {
                 Some(report) => format!("skipped: no backend: {}", why_empty(report)),
                 None => "skipped: no backend".into(),
             },
         }
+    }
+
+    fn is_suspended(&self, dial: &Dial, set: &SetRow) -> bool {
+        let backends = self.tables.rows.members(set).iter().filter_map(|id| self.tables.rows.backends.get(*id));
+        let mut backends = backends.map(|row| (row.address, row.port)).peekable();
+        set.rule == Rule::Redirect && backends.peek().is_some() && backends.all(|at| dial.suspended.contains(&at))
     }
 
     fn skipped_policies(&self, verdict: &Verdict, dial: &Dial, policies: &[PolicyReport]) -> Vec<SkippedPolicy> {

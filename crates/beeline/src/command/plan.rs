@@ -216,7 +216,7 @@ fn next_sets(rows: &Rows, set: &SetRow) -> Vec<BackendSet> {
 }
 
 fn policy_lines(states: &[PolicyState]) -> String {
-    let reports: Vec<PolicyReport> = states.iter().map(|state| PolicyReport::new(state, None)).collect();
+    let reports: Vec<PolicyReport> = states.iter().map(|state| PolicyReport::new(state, None, &[])).collect();
     if reports.is_empty() { String::new() } else { format!("\n{}", super::policies::table(&reports)) }
 }
 

@@ -5,6 +5,7 @@ use crate::args::PoliciesArgs;
 use crate::print;
 use beeline_api::{AgentClient, FrontendPrecedence, PolicyFrontend, PolicyQuery, PolicyReport, PolicyScope};
 use beeline_model::policy::PolicyKind;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 pub fn run(args: &PoliciesArgs) -> anyhow::Result<ExitCode> {
@@ -28,6 +29,11 @@ fn state(report: &PolicyReport) -> String {
         0 => {}
         1 => text.push_str("; 1 pod is not used yet: its cgroup is not found"),
         more => text.push_str(&format!("; {more} pods are not used yet: their cgroups are not found")),
+    }
+    match report.suspended.len() {
+        0 => {}
+        1 => text.push_str("; 1 backend refuses connections: TCP dials use the next level"),
+        more => text.push_str(&format!("; {more} backends refuse connections: TCP dials use the next level")),
     }
     text
 }
@@ -124,7 +130,10 @@ fn detail(report: &PolicyReport) -> String {
     }
     let left_out = report.left_out.iter().map(|refusal| ("left out", refusal.message.clone()));
     let pending = |pod: &String| ("pending", format!("pod {pod}: used as soon as its cgroup is found below --cgroup"));
-    let rest: Vec<(&str, String)> = left_out.chain(report.without_cgroup.iter().map(pending)).collect();
+    let suspended =
+        |at: &SocketAddr| ("suspended", format!("{at} refuses connections; used again when it accepts them"));
+    let rest = left_out.chain(report.without_cgroup.iter().map(pending)).chain(report.suspended.iter().map(suspended));
+    let rest: Vec<(&str, String)> = rest.collect();
     text.push_str(&print::fields(10, &rest));
     text
 }
@@ -161,6 +170,7 @@ pub mod tests {
             left_out: Vec::new(),
             without_cgroup: Vec::new(),
             failed: None,
+            suspended: Vec::new(),
         }
     }
 
@@ -174,6 +184,8 @@ pub mod tests {
         assert!(details(&[pods]).contains("pod a/y: used as soon as"));
         let waiting = PolicyReport { awaits_controller: true, ..report() };
         assert!(state(&waiting).contains("no ready pods, or the controller"));
+        let suspended = PolicyReport { suspended: vec!["10.244.1.2:80".parse().unwrap()], ..report() };
+        assert!(state(&suspended).ends_with("; 1 backend refuses connections: TCP dials use the next level"));
     }
 
     #[test]

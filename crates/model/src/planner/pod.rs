@@ -26,6 +26,11 @@ impl Planner {
         self.policies.pods().values().filter(|pod| self.needs_cgroup(pod))
     }
 
+    /// The names of all policies, as owners of sets.
+    pub fn policy_owners(&self) -> impl Iterator<Item = &ServiceName> {
+        self.policies.owners()
+    }
+
     pub fn policy(&self, owner: &ServiceName) -> Option<&Policy> {
         self.policies.policy(owner)
     }

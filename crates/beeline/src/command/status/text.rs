@@ -4,6 +4,7 @@ use super::{TablesStatus, is_plain};
 use crate::print::{self, or_dash, plural};
 use beeline_api::{
     AgentStatus, ClusterStatus, DnsStatus, ExcludedPodCounts, PolicyCounts, ReachStatus, RefusalStatus, SnapshotStatus,
+    SuspendedRedirect,
     TokenStatus,
 };
 use beeline_model::rules::HostRole;
@@ -39,10 +40,16 @@ pub fn agent(status: &AgentStatus) -> String {
     lines.extend(kernel(status));
     lines.extend(pod_cgroups(status));
     lines.extend(excluded_pods(&status.counts.excluded_pods));
+    lines.extend(status.suspended_redirects.iter().map(suspended_redirect));
     lines.push(("events", events(status)));
     lines.extend(status.dns.as_ref().map(|status| ("dns", dns(status))));
     lines.extend(counts(status));
     render(&lines) + &refusals(&status.refusals)
+}
+
+fn suspended_redirect(suspended: &SuspendedRedirect) -> Line {
+    let SuspendedRedirect { backend, since, .. } = suspended;
+    ("redirect", format!("{backend} refuses connections since {since}: TCP dials use the next level"))
 }
 
 /// A host outside has no node addresses, and a zone per cluster.

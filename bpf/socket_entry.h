@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
-/* The output of the socket iterators in sockets.bpf.c. */
+/* The output of the socket iterators (sockets.bpf.c). */
 #pragma once
 #include "abi.h"
 
@@ -16,3 +16,5 @@ struct socket_entry {
     __u16 pad;
     __u32 device;
 };
+
+_Static_assert(sizeof(struct socket_entry) == 104, "socket_entry");
