@@ -77,6 +77,14 @@ impl AgentProcess {
         self.wait_until_serving()
     }
 
+    /// Starts the agent with small tables and this configuration file, and returns once it serves.
+    pub fn start_with_config(&mut self, network: &TestNetwork, config: &Path) -> Result<()> {
+        let binary = self.binary.clone();
+        let options = SMALL.into_iter().map(OsString::from).chain(["--config".into(), config.into()]);
+        self.spawn(&binary, network, options)?;
+        self.wait_until_serving()
+    }
+
     /// Starts an agent of this binary in the node's namespace and cgroup, and does not wait. `options` must name the
     /// source; the cgroup, the pin directory and the socket are given by this function.
     pub fn spawn<S: Into<OsString>>(

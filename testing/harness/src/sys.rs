@@ -8,7 +8,7 @@ use std::{
     mem::{size_of_val, zeroed},
     net::IpAddr,
     os::{
-        fd::{AsFd, AsRawFd, RawFd},
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
         unix::process::CommandExt,
     },
     process::Command,
@@ -124,6 +124,59 @@ pub(crate) fn probe_bpf() -> io::Result<()> {
     // SAFETY: the descriptor is new and not used elsewhere.
     unsafe { libc::close(fd as RawFd) };
     Ok(())
+}
+
+const BPF_OBJ_GET: libc::c_int = 7;
+const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+
+/// Words of a buffer for `struct bpf_link_info` and `struct bpf_prog_info`. The kernel fills in the words that it knows.
+type BpfDescription = [u64; 32];
+
+/// The program of a pinned link.
+pub(crate) fn bpf_program_of_link(path: &CStr) -> io::Result<OwnedFd> {
+    let link = bpf_open(BPF_OBJ_GET, path.as_ptr() as u64)?;
+    let mut info: BpfDescription = [0; 32];
+    bpf_info(&link, &mut info)?;
+    // The link's type and id, then the program's id.
+    bpf_open(BPF_PROG_GET_FD_BY_ID, info[1] & u64::from(u32::MAX))
+}
+
+/// The instructions of a program after verification, and its machine code. Word 2 of the info has the sizes in bytes, that
+/// of the machine code in the lower half; words 3 and 4 point to the buffers.
+pub(crate) fn bpf_program_code(program: &OwnedFd) -> io::Result<(Vec<u64>, Vec<u8>)> {
+    let mut info: BpfDescription = [0; 32];
+    bpf_info(program, &mut info)?;
+    let mut machine_code = vec![0u8; info[2] as u32 as usize];
+    let mut instructions = vec![0u64; (info[2] >> 32) as usize / size_of::<u64>()];
+    let mut request: BpfDescription = [0; 32];
+    request[2] = machine_code.len() as u64 | (size_of_val(&instructions[..]) as u64) << 32;
+    (request[3], request[4]) = (machine_code.as_mut_ptr() as u64, instructions.as_mut_ptr() as u64);
+    bpf_info(program, &mut request)?;
+    Ok((instructions, machine_code))
+}
+
+/// `what` is an id, or the address of a path.
+fn bpf_open(command: libc::c_int, what: u64) -> io::Result<OwnedFd> {
+    let mut attr = [0u64; 16];
+    attr[0] = what;
+    // SAFETY: the kernel reads the attribute and the path, which outlive the call.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_ptr(), size_of_val(&attr)) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and not used elsewhere.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// The callers above fill `info` with zeros or with the sizes and addresses of buffers that outlive the call.
+fn bpf_info(object: &OwnedFd, info: &mut BpfDescription) -> io::Result<()> {
+    let mut attr = [0u64; 16];
+    attr[0] = object.as_raw_fd() as u64 | (size_of_val(info) as u64) << 32;
+    attr[1] = info.as_mut_ptr() as u64;
+    // SAFETY: the kernel reads the attribute, and writes to `info` and to the buffers within the given sizes.
+    let code = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, attr.as_ptr(), size_of_val(&attr)) };
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 pub(crate) fn uring_connect(socket: impl AsFd, to: &SockAddr, timeout: Duration) -> io::Result<()> {

@@ -1,7 +1,10 @@
 //! Checks whether this kernel supports everything Beeline needs: load, attach, dial, refuse, close stale sockets,
-//! restart, clean up. It prints one line per check. `scripts/kernels.sh` runs it as the only program of a guest.
+//! restart, clean up, dial while everything changes. It prints one line per check. `scripts/kernels.sh` runs it as the
+//! only program of a guest.
 
 mod check;
+mod churn;
+mod code;
 mod dials;
 mod lifecycle;
 mod nfs;
@@ -26,6 +29,7 @@ fn run(checks: &mut Checks) -> Result<()> {
     beeline_harness::check_requirements()?;
     let mut example = ExampleCluster::build()?;
     lifecycle::attached(&example, checks);
+    code::loaded(&example, checks);
     dials::sockets(&example, checks);
     dials::addresses(&example, checks);
     dials::refusals(&example, checks);
@@ -35,5 +39,6 @@ fn run(checks: &mut Checks) -> Result<()> {
     lifecycle::restarted(&mut example, checks);
     lifecycle::cleaned(&mut example, checks);
     nfs::mounted(&mut example, checks);
+    churn::churn(&example.network, checks);
     Ok(())
 }
