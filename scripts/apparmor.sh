@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the agent under deploy/profiles/apparmor in Debian's kernel, under qemu: scripts/apparmor.sh [KERNEL...]
 #
-# KERNEL is a name of the table in scripts/kernels.sh; default: floor. The profile is compiled here, and the test program that
+# KERNEL is a name of the table in scripts/kernels.sh; default: oldest. The profile is compiled here, and the test program that
 # the guest runs carries it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,5 +19,5 @@ mkdir -p target/kernels
         base64
 } >"$test"
 chmod 755 "$test"
-(($#)) || set -- floor
+(($#)) || set -- oldest
 scripts/kernels.sh --test "$test" "$@"
