@@ -68,7 +68,7 @@ check: ## check formatting, lints, naming rules, licences of dependencies, shell
 	cargo-deny --log-level error check bans licenses sources
 	scripts/advisories.sh
 	apparmor_parser --skip-kernel-load --skip-cache deploy/profiles/apparmor
-	for script in .ci/run scripts/*.sh deploy/kubectl-beeline deploy/detach-wait; do bash -n "$$script"; done
+	for script in .ci/run scripts/*.sh scripts/kernels/*.sh deploy/kubectl-beeline deploy/detach-wait; do bash -n "$$script"; done
 	busybox sh -n scripts/kernels/init 2>/dev/null || sh -n scripts/kernels/init
 
 bench: ## measure the socket path against direct, nftables and iptables; table, plot, JSON
@@ -101,9 +101,10 @@ fuzz: ## fuzz every parser of foreign input for FUZZ_SECONDS=60 each, and print 
 	@scripts/setup.sh build fuzz
 	FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz.sh $(FUZZ_TARGET)
 
-test-kernels: ## load, attach and dial in Debian's kernels, under qemu without KVM
+test-kernels: ## load, attach, dial and churn in Debian's amd64 and arm64 kernels, under qemu without KVM
 	@scripts/setup.sh build kernels
 	cargo build --workspace
+	scripts/cross-arm64.sh --kernel-check
 	scripts/kernels.sh
 
 # CLUSTER: options of `kit up`, such as --nodes 2, --proxy nftables or --chart.

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Cross-compiles the release binary for arm64 on Debian 12 (amd64): scripts/cross-arm64.sh [--check]
+# Cross-compiles the release binary for arm64 on Debian 12 (amd64): scripts/cross-arm64.sh [--check | --kernel-check]
 #
-#   --check   type-check and build the C parts, do not link
+#   --check          type-check and build the C parts, do not link
+#   --kernel-check   build kernel-check too, the test program that scripts/kernels.sh runs in a guest
 #
 # The compiler is Debian's package gcc-aarch64-linux-gnu. libelf and zlib, which libbpf links to, come from Debian's
 # arm64 packages, unpacked into a cache and not installed, so that dpkg needs no foreign architecture. The eBPF programs
-# need no cross-compiling: BPF depends only on the byte order, and both architectures are little-endian.
+# need no cross-compiler: BPF depends only on the byte order, and both architectures are little-endian. Those for arm64 have
+# read barriers (crates/datapath/build.rs).
 #
 # Environment: BEELINE_CACHE (default ~/.cache/beeline), CARGO_TARGET_DIR.
 set -euo pipefail
@@ -75,14 +77,23 @@ check_binary() {
     say "$binary: $kind, $(stat -c %s "$binary") bytes, needs $needed"
 }
 
+build() {
+    cargo build --locked --release --target "$target" "$@"
+}
+
 tools
 libraries
 environment
+output=${CARGO_TARGET_DIR:-target}/$target/release
 case ${1:-} in
     --check) cargo check --locked --release --target "$target" -p beeline ;;
-    "")
-        cargo build --locked --release --target "$target" -p beeline
-        check_binary "${CARGO_TARGET_DIR:-target}/$target/release/beeline"
+    "" | --kernel-check)
+        build -p beeline
+        check_binary "$output/beeline"
+        # A second command, so that the features of the test's dependencies do not change the release binary.
+        [[ ${1:-} ]] || exit 0
+        build -p beeline-harness --bin kernel-check
+        check_binary "$output/kernel-check"
         ;;
-    *) die "unknown option $1" "scripts/cross-arm64.sh [--check]" ;;
+    *) die "unknown option $1" "scripts/cross-arm64.sh [--check | --kernel-check]" ;;
 esac

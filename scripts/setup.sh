@@ -7,7 +7,7 @@
 #   run       root, a kernel with BPF and BTF, bpffs and cgroup2 (for the demo)
 #   test      run, and the programs that the tests use
 #   check     formatters, cargo-deny and the parser of AppArmor profiles
-#   kernels   qemu and the tools that build a small guest
+#   kernels   qemu for amd64 and arm64, the tools that build a small guest, and a C compiler for arm64
 #   fuzz      cargo-fuzz
 #   cluster   run, and the programs that the kit's Kubernetes nodes use (the kit builds the rest into its cache)
 #   cross     a C compiler for arm64
@@ -38,7 +38,7 @@ build_packages=(clang-19 gcc libc6-dev make pkg-config libelf-dev zlib1g-dev)
 run_packages=(iproute2 util-linux)
 test_packages=(bind9-dnsutils bpftool curl iptables minisign nftables procps prometheus python3 python3-seccomp unbound)
 check_packages=(apparmor clang-format-19)
-kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-x86 xz-utils)
+kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-arm qemu-system-x86 xz-utils)
 fuzz_packages=(g++)
 cluster_packages=(conntrack curl ethtool gcc iptables libc6-dev libseccomp2 nftables openssl procps python3-pip socat)
 image_packages=(buildah minisign mmdebstrap python3)
@@ -245,7 +245,7 @@ profile() {
             component clippy clippy
             cargo_tool check cargo-deny
             ;;
-        kernels) packages kernels "${kernels_packages[@]}" ;;
+        kernels) packages kernels "${kernels_packages[@]}" "${cross_packages[@]}" ;;
         fuzz)
             rust
             packages fuzz "${fuzz_packages[@]}"

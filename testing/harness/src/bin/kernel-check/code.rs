@@ -6,7 +6,7 @@ use beeline_harness::{ExampleCluster, LoadedProgram};
 
 use crate::check::Checks;
 
-const PROGRAMS: usize = 8;
+const PROGRAMS: usize = 9;
 /// The programs that look up tables.
 const LOOKUPS: [&str; 4] = ["connect4", "connect6", "sendmsg4", "sendmsg6"];
 
