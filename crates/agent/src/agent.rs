@@ -263,9 +263,9 @@ impl Agent {
     pub fn publish_report(&self) {
         if self.sources.is_synced() {
             let planner = &self.reconciler.planner;
-            let without_room: Vec<(&ServiceName, Refusal)> = planner.refused_policies().collect();
+            let capacity_refusals: Vec<(&ServiceName, Refusal)> = planner.refused_policies().collect();
             let failing = self.reconciler.retries.service_refusals().chain(planner.policy_failures());
-            let failing = failing.chain(without_room.iter().map(|(name, refusal)| (*name, refusal)));
+            let failing = failing.chain(capacity_refusals.iter().map(|(name, refusal)| (*name, refusal)));
             self.reporter.publish(failing.filter(|(name, _)| planner.order().is_home(name.cluster())));
         }
     }

@@ -48,8 +48,8 @@ fn policies(agent: &Agent, query: &PolicyQuery) -> Vec<PolicyReport> {
     let report = |mut policy: PolicyState| {
         policy.left_out.extend(agent.reconciler.skipped_pods(&policy.name));
         let name = ServiceName::of_policy(&policy.name);
-        let without_room = agent.reconciler.planner.capacity_refusal(&name);
-        PolicyReport::new(&policy, agent.reconciler.retries.refusal(&name).or(without_room.as_ref()), &suspended)
+        let capacity_refusal = agent.reconciler.planner.capacity_refusal(&name);
+        PolicyReport::new(&policy, agent.reconciler.retries.refusal(&name).or(capacity_refusal.as_ref()), &suspended)
     };
     states.into_iter().map(report).collect()
 }

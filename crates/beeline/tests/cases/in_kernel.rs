@@ -66,6 +66,7 @@ fn the_bpf_programs_decide_as_planned() {
             cgroup: fixture.cgroup.clone(),
             sizes: SIZES(),
             no_local_endpoint_action,
+            skip_rule_check: false,
         };
         let program = Program::open(config).unwrap();
         let (mut kernel, resolver) = (program.kernel().unwrap(), program.test_resolver().unwrap());

@@ -4,8 +4,7 @@ use super::{TablesStatus, is_plain};
 use crate::print::{self, or_dash, plural};
 use beeline_api::{
     AgentStatus, ClusterStatus, DnsStatus, ExcludedPodCounts, PolicyCounts, ReachStatus, RefusalStatus, SnapshotStatus,
-    SuspendedRedirect,
-    TokenStatus,
+    SuspendedRedirect, TokenStatus,
 };
 use beeline_model::rules::HostRole;
 
