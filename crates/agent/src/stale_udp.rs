@@ -206,7 +206,7 @@ mod tests {
             node: Some("n1".into()),
             addresses: [address("192.0.2.9")].into(),
             containers: Box::default(),
-            excluded: false,
+            exclusion: Default::default(),
             view: None,
             labels: Default::default(),
             ready,
