@@ -94,11 +94,50 @@ fn the_route_that_the_kernel_would_use_is_found() {
     });
 }
 
+/// A host with thousands of routes: a change costs a few lookups, whatever the number of routes.
+#[test]
+fn a_changed_route_costs_a_few_lookups_and_gives_the_same_result_as_a_lookup_of_all() {
+    let network = TestNetwork::new(1).unwrap();
+    let many = |verb: &str| {
+        let line = |n: u32| format!("route {verb} 10.{}.{}.0/24 via 172.31.0.11\n", 100 + n / 250, n % 250);
+        (0..2_000).map(line).collect::<String>()
+    };
+    ip(&network, &many("add"));
+    block_on(&network, async |network: &TestNetwork| {
+        let mut routes = RouteReader::open().unwrap();
+        let first = routes.specific().await;
+        let all = routes.lookups();
+        assert!(all >= 2_000 && first.len() >= 2_000, "{all} lookups for {} routes", first.len());
+        let changes = [
+            "route add 10.96.0.0/16 via 172.31.0.11",
+            "route add blackhole 10.96.7.0/24",
+            "route add fd00:96::/112 via fd00:31::11",
+            "route del blackhole 10.96.7.0/24",
+            "route replace 10.100.3.0/24 via 172.31.0.12",
+            "route del 10.96.0.0/16 via 172.31.0.11",
+            "route del 10.100.4.0/24 via 172.31.0.11",
+        ];
+        for change in changes {
+            while tokio::time::timeout(Duration::from_millis(50), routes.changed()).await.is_ok() {}
+            ip(network, &format!("{change}\n"));
+            let noticed = tokio::time::timeout(DEADLINE, routes.changed()).await.unwrap().unwrap();
+            assert!(!noticed.any_route && noticed.destinations.len() == 1, "{change}: {noticed:?}");
+            let before = routes.lookups();
+            let updated = routes.update_specific(&noticed.destinations).await;
+            let cost = routes.lookups() - before;
+            let fresh = RouteReader::open().unwrap().specific().await;
+            println!("{change}: {cost} lookups of {all}");
+            assert_eq!(updated, fresh, "{change}");
+            assert!(cost <= 12, "{change}: {cost} lookups");
+        }
+    });
+}
+
 #[test]
 fn service_addresses_that_the_network_routes_are_found() {
     let network = TestNetwork::new(1).unwrap();
     block_on(&network, async |network: &TestNetwork| {
-        let routes = RouteReader::open().unwrap();
+        let mut routes = RouteReader::open().unwrap();
         ip(network, "route add default via 172.31.0.11\nroute add 10.96.0.0/16 via 172.31.0.11\n");
         ip(network, "route add blackhole 10.96.7.0/24\nroute add fd00:96::/112 via fd00:31::11\n");
         let specific = routes.specific().await;

@@ -6,22 +6,23 @@ use super::route_match::RouteMatch;
 use super::tracker::ReachTracker;
 use super::{ProbeRate, ReachQuery, ReachTarget, ReachUpdate};
 use anyhow::Context;
+use beeline_model::Address;
 use beeline_model::reach::{PodGroup, Reach};
 use ipnet::IpNet;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// The shortest time between two lookups of all routes. A lost route should be noticed at once, but routing daemons
-/// change many routes at a time, and interfaces come and go with every container.
-fn min_lookup_interval(change: RouteChange) -> Duration {
-    match change {
-        RouteChange::Route => Duration::from_millis(100),
-        RouteChange::Interface => Duration::from_secs(1),
-    }
-}
+/// The shortest time between two lookups of changed routes. A lost route should be noticed at once, but routing daemons
+/// change many routes at a time.
+const CHANGE_INTERVAL: Duration = Duration::from_millis(100);
+/// The shortest time between two lookups of all routes after an interface changed: they come and go with every container.
+const INTERFACE_INTERVAL: Duration = Duration::from_secs(1);
+/// A lookup of all routes that takes more lookups than this is repeated at `INTERFACE_INTERVAL` too, whatever changed.
+const MANY_LOOKUPS: u64 = 256;
 
 /// Routes are looked up this often without a notification, in case one was lost.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(60);
@@ -90,8 +91,13 @@ struct Prober {
     complete: bool,
     probes: JoinSet<(PodGroup, SocketAddr, ProbeResult)>,
     last_lookup: Instant,
-    /// The latest time of the next lookup.
+    /// The latest time of the next lookup of all routes.
     next_lookup: Instant,
+    /// The number of lookups that the last lookup of all routes took.
+    lookups: u64,
+    /// Destinations whose routes changed since the last lookup, and when to look them up.
+    changed: BTreeSet<IpNet>,
+    next_changed: Option<Instant>,
     /// Set when something differs from what was published: the latest time to publish it.
     publish_by: Option<Instant>,
 }
@@ -109,6 +115,9 @@ impl Prober {
             probes: JoinSet::new(),
             last_lookup: now,
             next_lookup: now,
+            lookups: 0,
+            changed: BTreeSet::new(),
+            next_changed: None,
             publish_by: Some(now),
         })
     }
@@ -126,9 +135,42 @@ impl Prober {
         }
     }
 
-    /// Looks up the route of every group, and the service addresses that the network itself routes.
+    /// Looks up the route of every group, and the service addresses that the network itself routes. If this is dropped at an
+    /// await, the next call does it again.
     async fn look_up_routes(&mut self) {
+        let before = self.routes.lookups();
+        self.look_up_groups(None).await;
+        let routed = self.routes.specific().await;
+        self.lookups = self.routes.lookups() - before;
+        self.finish_lookup(routed);
+        self.next_lookup = self.last_lookup + LOOKUP_INTERVAL;
+    }
+
+    /// The same, only for the destinations whose routes changed.
+    async fn look_up_changed(&mut self) {
+        let changed = self.changed.clone();
+        self.look_up_groups(Some(&changed)).await;
+        let routed = self.routes.update_specific(&changed).await;
+        self.finish_lookup(routed);
+    }
+
+    fn finish_lookup(&mut self, routed: Vec<IpNet>) {
+        if routed != self.routed {
+            self.publish_within(Duration::ZERO);
+        }
+        (self.routed, self.last_lookup) = (routed, Instant::now());
+        self.changed.clear();
+        self.next_changed = None;
+    }
+
+    /// `changed`: only groups with an address in one of these networks. `None` means all.
+    async fn look_up_groups(&mut self, changed: Option<&BTreeSet<IpNet>>) {
+        let is_changed =
+            |address: &Address| changed.is_none_or(|changed| changed.iter().any(|net| net.contains(&address.ip())));
         for (group, addresses) in self.tracker.addresses() {
+            if !addresses.iter().any(is_changed) {
+                continue;
+            }
             let mut worst: Option<RouteMatch> = None;
             for address in addresses {
                 let Some(route) = self.routes.look_up(address).await else { continue };
@@ -139,12 +181,22 @@ impl Prober {
                 self.publish_within(if changed { Duration::ZERO } else { EVIDENCE_INTERVAL });
             }
         }
-        let routed = self.routes.specific().await;
-        if routed != self.routed {
-            self.publish_within(Duration::ZERO);
+    }
+
+    /// Decides when to look up what has changed.
+    fn schedule_lookup(&mut self, change: RouteChange, now: Instant) {
+        if change.any_route || !change.destinations.is_empty() {
+            self.tracker.probe_all(now);
         }
-        (self.routed, self.last_lookup) = (routed, Instant::now());
-        self.next_lookup = self.last_lookup + LOOKUP_INTERVAL;
+        if change.any_route || change.interface {
+            let is_cheap = change.any_route && self.lookups <= MANY_LOOKUPS;
+            let interval = if is_cheap { CHANGE_INTERVAL } else { INTERFACE_INTERVAL };
+            self.next_lookup = self.next_lookup.min(now.max(self.last_lookup + interval));
+        }
+        if !change.destinations.is_empty() {
+            self.changed.extend(change.destinations);
+            self.next_changed.get_or_insert(now.max(self.last_lookup + CHANGE_INTERVAL));
+        }
     }
 
     /// Returns only when it cannot go on. May be dropped at any await.
@@ -154,21 +206,20 @@ impl Prober {
             let now = Instant::now();
             if now >= self.next_lookup {
                 self.look_up_routes().await;
+            } else if self.next_changed.is_some_and(|at| now >= at) {
+                self.look_up_changed().await;
             }
             if !self.publish_if_due(publish) {
                 return Ok(());
             }
             let next = self.tracker.next_probe(now).filter(|_| self.probes.len() < MAX_CONCURRENT_PROBES);
-            let wake = [next, self.publish_by].into_iter().flatten().fold(self.next_lookup, Instant::min);
+            let wake =
+                [next, self.publish_by, self.next_changed].into_iter().flatten().fold(self.next_lookup, Instant::min);
             tokio::select! {
                 Some(done) = self.probes.join_next() => self.record_probe(done),
                 changed = self.routes.changed() => {
                     let change = changed.context("the netlink socket for route changes was closed")?;
-                    if change == RouteChange::Route {
-                        self.tracker.probe_all(now);
-                    }
-                    let earliest = now.max(self.last_lookup + min_lookup_interval(change));
-                    self.next_lookup = self.next_lookup.min(earliest);
+                    self.schedule_lookup(change, now);
                 }
                 () = tokio::time::sleep_until(wake.into()) => {}
             }

@@ -11,13 +11,16 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteType};
 use rtnetlink::{Error, Handle, IpVersion, MulticastGroup, RouteMessageBuilder};
 use rustix::io::Errno;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::task::JoinSet;
 
 /// On a host with more routes than this (a full internet table), only the widest are examined for service addresses.
 const MAX_ROUTES: usize = 4096;
+/// After more changes than this at once, all routes are examined again.
+const MAX_CHANGED_ROUTES: usize = 256;
 const LOCAL_TABLE: u8 = 255;
 /// The kernel answers at once. A response that the library cannot parse is dropped, and would be waited for forever.
 const RESPONSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
@@ -32,14 +35,16 @@ const MULTICAST_GROUPS: [MulticastGroup; 7] = [
     MulticastGroup::Ipv6Rule,
 ];
 
-/// A notification of the kernel. The more important kind is the greater one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RouteChange {
+/// What notifications of the kernel say has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RouteChange {
     /// An interface or address was added or removed, as happens with every container. IPv4 routes that were removed with
     /// it are not notified.
-    Interface,
-    /// A route or rule changed.
-    Route,
+    pub interface: bool,
+    /// A rule or a default route changed, or notifications were lost: any route may be another one.
+    pub any_route: bool,
+    /// The destinations of routes that were added, changed or removed.
+    pub destinations: BTreeSet<IpNet>,
 }
 
 impl RouteChange {
@@ -47,14 +52,35 @@ impl RouteChange {
         match &message.payload {
             NetlinkPayload::InnerMessage(inner) => match inner {
                 RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => {
-                    is_wide(route).then_some(RouteChange::Route)
+                    destination(route).filter(|_| is_wide(route)).map(RouteChange::at)
                 }
-                RouteNetlinkMessage::NewRule(_) | RouteNetlinkMessage::DelRule(_) => Some(RouteChange::Route),
-                _ => Some(RouteChange::Interface),
+                RouteNetlinkMessage::NewRule(_) | RouteNetlinkMessage::DelRule(_) => Some(RouteChange::any()),
+                _ => Some(RouteChange { interface: true, ..RouteChange::default() }),
             },
             // The socket's buffer overflowed, so any change may be lost.
-            NetlinkPayload::Overrun(_) => Some(RouteChange::Route),
+            NetlinkPayload::Overrun(_) => Some(RouteChange::any()),
             _ => None,
+        }
+    }
+
+    fn any() -> RouteChange {
+        RouteChange { any_route: true, ..RouteChange::default() }
+    }
+
+    fn at(destination: IpNet) -> RouteChange {
+        if is_default(destination) {
+            return RouteChange::any();
+        }
+        RouteChange { destinations: [destination].into(), ..RouteChange::default() }
+    }
+
+    pub fn merge(&mut self, other: RouteChange) {
+        self.interface |= other.interface;
+        self.any_route |= other.any_route;
+        self.destinations.extend(other.destinations);
+        if self.destinations.len() > MAX_CHANGED_ROUTES {
+            self.destinations.clear();
+            self.any_route = true;
         }
     }
 }
@@ -62,6 +88,9 @@ impl RouteChange {
 pub struct RouteReader {
     handle: Handle,
     changes: std::pin::Pin<Box<dyn Stream<Item = RouteChange> + Send + Sync>>,
+    /// The examined routes by prefix length and destination, and whether the kernel uses or blocks each: `is_usable`.
+    examined: BTreeMap<(u8, IpNet), Option<bool>>,
+    lookups: AtomicU64,
     /// Read the sockets; aborted on drop.
     _tasks: JoinSet<()>,
 }
@@ -76,20 +105,27 @@ impl RouteReader {
         let (connection, _, messages) = rtnetlink::new_multicast_connection(&MULTICAST_GROUPS)?;
         tasks.spawn(connection);
         let changes = messages.filter_map(|(message, _)| std::future::ready(RouteChange::of(&message)));
-        Ok(RouteReader { handle, changes: Box::pin(changes), _tasks: tasks })
+        let (examined, lookups) = (BTreeMap::new(), AtomicU64::new(0));
+        Ok(RouteReader { handle, changes: Box::pin(changes), examined, lookups, _tasks: tasks })
     }
 
     /// Waits for the next notification and consumes all that are queued. `None` means that the socket was closed.
     pub async fn changed(&mut self) -> Option<RouteChange> {
         let mut first = self.changes.next().await?;
         while let Some(Some(more)) = self.changes.next().now_or_never() {
-            first = first.max(more);
+            first.merge(more);
         }
         Some(first)
     }
 
+    /// The number of lookups so far.
+    pub fn lookups(&self) -> u64 {
+        self.lookups.load(Ordering::Relaxed)
+    }
+
     /// The route to an address. `None` means that the request failed.
     pub async fn look_up(&self, address: Address) -> Option<RouteMatch> {
+        self.lookups.fetch_add(1, Ordering::Relaxed);
         match self.request(address.ip()).await {
             Ok(message) => Some(route_match(&message)),
             Err(Error::NetlinkError(message)) => block_reason(message.raw_code()).map(RouteMatch::Blocked),
@@ -109,8 +145,9 @@ impl RouteReader {
         response.unwrap_or(Err(Error::RequestFailed))
     }
 
-    /// Destinations of routes more specific than the default route, without the parts that other routes block.
-    pub async fn specific(&self) -> Vec<IpNet> {
+    /// Destinations of routes more specific than the default route, without the parts that other routes block. Examines all
+    /// routes.
+    pub async fn specific(&mut self) -> Vec<IpNet> {
         let mut listed = BTreeSet::new();
         for version in [IpVersion::V4, IpVersion::V6] {
             self.list(version, &mut listed).await;
@@ -123,11 +160,32 @@ impl RouteReader {
             );
         }
         let nets: Vec<IpNet> = listed.into_iter().take(MAX_ROUTES).map(|(_, net)| net).collect();
-        let mut routes = Vec::new();
-        for net in &nets {
-            routes.extend(self.is_usable(*net, &nets).await.map(|usable| (*net, usable)));
+        self.examined = nets.iter().map(|net| ((net.prefix_len(), *net), None)).collect();
+        self.examine(nets).await
+    }
+
+    /// As `specific`, after the routes to these destinations changed. Examines only the routes that overlap them: a route
+    /// decides only for addresses inside its destination.
+    pub async fn update_specific(&mut self, changed: &BTreeSet<IpNet>) -> Vec<IpNet> {
+        for net in changed.iter().filter(|net| !is_default(**net)) {
+            // A route that was removed is examined too: another one may have the same destination.
+            if self.examined.len() < 2 * MAX_ROUTES {
+                self.examined.entry((net.prefix_len(), *net)).or_default();
+            }
         }
-        subtract_blocked(routes)
+        let overlaps = |net: &IpNet| changed.iter().any(|other| net.contains(other) || other.contains(net));
+        let nets: Vec<IpNet> = self.examined.keys().map(|(_, net)| *net).filter(overlaps).collect();
+        self.examine(nets).await
+    }
+
+    async fn examine(&mut self, nets: Vec<IpNet>) -> Vec<IpNet> {
+        let all: Vec<IpNet> = self.examined.keys().map(|(_, net)| *net).collect();
+        for net in nets {
+            let usable = self.is_usable(net, &all).await;
+            self.examined.insert((net.prefix_len(), net), usable);
+        }
+        let usable = |((_, net), usable): (&(u8, IpNet), &Option<bool>)| Some((*net, (*usable)?));
+        subtract_blocked(self.examined.iter().filter_map(usable).collect())
     }
 
     async fn list(&self, version: IpVersion, listed: &mut BTreeSet<(u8, IpNet)>) {
