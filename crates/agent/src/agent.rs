@@ -29,9 +29,9 @@ use beeline_cluster::ChangeBatch;
 use beeline_datapath::control::{CgroupRule, Control};
 use beeline_datapath::counter::CounterMaps;
 use beeline_datapath::pod_address::PodAddressMap;
-use beeline_datapath::program::shards;
+use beeline_datapath::program::{Program, StartKind, shards};
 use beeline_datapath::reap::Reaper;
-use beeline_model::change::Change;
+use beeline_model::change::{Change, ObjectKind};
 use beeline_model::diff::SyncScope;
 use beeline_model::object::Object;
 use beeline_model::planner::Delta;
@@ -82,7 +82,17 @@ pub struct Agent {
     pub event_level: EventLevelState,
     /// The refusal that is reported while the Node object of this host is missing.
     node_refusal: Option<Refusal>,
+    /// When an earlier agent last kept the tables up to date that this agent found. `None` if it found none.
+    tables_written: Option<SystemTime>,
     pub self_test: String,
+}
+
+/// The earlier agent wrote its heartbeat as long as it ran.
+fn tables_written(program: &Program) -> Option<SystemTime> {
+    match program.start {
+        StartKind::Adopted | StartKind::Resized => SystemTime::now().checked_sub(program.earlier_heartbeat_age?),
+        StartKind::Fresh | StartKind::Rebuilt => None,
+    }
 }
 
 impl Agent {
@@ -91,6 +101,7 @@ impl Agent {
         let reconciler = Reconciler::open(&settings, refusals)?;
         let program = &reconciler.program;
         let control = program.control()?;
+        let tables_written = tables_written(program);
         let event_level = EventLevelState::new(settings.kernel.event_level);
         control.set_event_level(event_level.kernel_level());
         control.set_agent_down_timeout(match settings.kernel.agent_down_action {
@@ -121,6 +132,7 @@ impl Agent {
             shared,
             event_level,
             node_refusal: None,
+            tables_written,
             self_test: SELF_TEST_NOT_RUN.into(),
             reconciler,
             settings,
@@ -160,6 +172,13 @@ impl Agent {
         Ok(())
     }
 
+    /// The source of a cluster starts again, after a panic or an error. It will list everything, but does not remember what
+    /// it delivered before: objects that were deleted meanwhile are deleted when the list is complete.
+    pub fn restart_source(&mut self, cluster: &Name) {
+        let reconciler = &self.reconciler;
+        self.sources.restart(cluster, || reconciler.keys_of_cluster(cluster));
+    }
+
     fn apply_changes(&mut self, changes: Vec<Change>) {
         self.reach.schedule_update(Instant::now());
         self.dns.iter_mut().for_each(|dns| dns.queue(&changes));
@@ -176,12 +195,33 @@ impl Agent {
     /// Serves a snapshot of a cluster until its source has delivered a list.
     pub fn apply_snapshot(&mut self, cluster: &Name, objects: Vec<Object>, taken_at: SystemTime) -> anyhow::Result<()> {
         let Some(changes) = self.sources.apply_snapshot(cluster, objects, taken_at) else { return Ok(()) };
-        self.apply_changes(changes);
+        if self.has_newer_rows(cluster, taken_at) {
+            tracing::warn!(%cluster, "the tables are newer than the snapshot; they stay until the cluster answers");
+            self.apply_ranges_and_names(changes);
+        } else {
+            self.apply_changes(changes);
+        }
         if self.is_gated(Instant::now())? {
             return Ok(());
         }
         self.update_pod_cgroups();
         self.sync_all(Instant::now())
+    }
+
+    /// Whether the tables have rows of the cluster that an earlier agent wrote after the snapshot was taken. The agent writes
+    /// a snapshot some time after the tables, so a killed agent leaves tables that are newer.
+    fn has_newer_rows(&self, cluster: &Name, taken_at: SystemTime) -> bool {
+        self.tables_written.is_some_and(|at| at > taken_at)
+            && self.reconciler.programmed_clusters().any(|name| name == &**cluster)
+    }
+
+    /// Applies the part of a snapshot that changes no row of its cluster: the service ranges, which other clusters wait for,
+    /// and the DNS names.
+    fn apply_ranges_and_names(&mut self, changes: Vec<Change>) {
+        let is_range = |change: &Change| change.key().kind() == ObjectKind::ServiceRange;
+        let (ranges, rest): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(is_range);
+        self.dns.iter_mut().for_each(|dns| dns.queue(&rest));
+        self.apply_changes(ranges);
     }
 
     /// Whether it is too early to write. When the gate opens, everything is written here, once.

@@ -16,6 +16,10 @@ pub struct KeyTracker {
 }
 
 impl KeyTracker {
+    pub fn of(keys: Vec<ObjectKey>) -> KeyTracker {
+        KeyTracker { current: keys.into_iter().collect(), unconfirmed: HashSet::new() }
+    }
+
     pub fn record(&mut self, change: &Change) {
         let key = change.key();
         self.unconfirmed.remove(&key);

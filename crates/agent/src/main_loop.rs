@@ -26,6 +26,8 @@ use tokio::sync::{oneshot, watch};
 pub enum Message {
     /// Changes of a cluster.
     Batch(Name, ChangeBatch),
+    /// The source of a cluster starts again and will list everything.
+    SourceRestarted(Name),
     /// A snapshot of a cluster that does not answer, and when it was taken.
     Snapshot(Name, Vec<Object>, SystemTime),
     /// A new cluster list. The sources of the named clusters are new ones.
@@ -101,6 +103,7 @@ pub fn run(
 fn handle(agent: &mut Agent, message: Message, health: &Health) -> anyhow::Result<()> {
     match message {
         Message::Batch(cluster, batch) => agent.apply_batch(&cluster, batch)?,
+        Message::SourceRestarted(cluster) => agent.restart_source(&cluster),
         Message::Snapshot(cluster, objects, taken_at) => agent.apply_snapshot(&cluster, objects, taken_at)?,
         Message::Reconfigured(list, restarted) => agent.set_cluster_list(list, &restarted)?,
         Message::ConfigurationRefused(refusal) => agent.sources.refuse_configuration(refusal),

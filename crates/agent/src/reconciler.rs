@@ -9,7 +9,7 @@ use crate::status;
 use beeline_api::{LastChange, PolicyCounts};
 use beeline_datapath::program::StartKind;
 use beeline_datapath::{KernelMaps, Program};
-use beeline_model::change::Change;
+use beeline_model::change::{Change, ObjectKey};
 use beeline_model::diff::{SyncScope, reconcile};
 use beeline_model::op::Maps;
 use beeline_model::planner::{Delta, Planner};
@@ -128,6 +128,14 @@ impl Reconciler {
         self.metrics.count(&change);
         self.publisher.iter_mut().for_each(|publisher| publisher.apply(&change));
         self.planner.apply(change);
+    }
+
+    /// The keys of all objects of a cluster that were applied.
+    pub fn keys_of_cluster(&self, cluster: &Name) -> Vec<ObjectKey> {
+        let mut keys = self.planner.keys_of_cluster(cluster);
+        let namespaces = self.publisher.iter().flat_map(Publisher::namespaces).cloned();
+        keys.extend(namespaces.map(|name| ObjectKey::Namespace { cluster: cluster.clone(), name }));
+        keys
     }
 
     /// Applies the pods that the agent itself selects for BalancingPolicies.

@@ -71,8 +71,10 @@ pub struct ClusterSource {
     /// The ranges of its ServiceCIDR objects.
     pub ranges: BTreeMap<Name, Box<[IpNet]>>,
     list: ListState,
-    /// `None` where no other source can take over, and no snapshot is used.
+    /// `None` where no other source can take over, and no snapshot is used. Then it is set only while the source lists
+    /// everything again after a restart.
     keys: Option<KeyTracker>,
+    may_be_replaced: bool,
 }
 
 /// The effect of one batch.
@@ -98,6 +100,7 @@ impl ClusterSource {
             ranges: BTreeMap::new(),
             list: ListState::InProgress { waiting: BTreeMap::new() },
             keys: may_be_replaced.then(KeyTracker::default),
+            may_be_replaced,
         }
     }
 
@@ -148,6 +151,13 @@ impl ClusterSource {
         (self.kind, self.name) = cluster.source.title();
         self.list = ListState::InProgress { waiting: BTreeMap::new() };
         self.keys.iter_mut().for_each(KeyTracker::start_relist);
+    }
+
+    /// The source starts again and does not remember what it delivered. The last known state stays in effect until it has
+    /// listed everything; then the objects that it did not list are deleted. `known`: the keys of the objects.
+    pub fn restart(&mut self, known: impl FnOnce() -> Vec<ObjectKey>) {
+        self.list = ListState::InProgress { waiting: BTreeMap::new() };
+        self.keys.get_or_insert_with(|| KeyTracker::of(known())).start_relist();
     }
 
     /// The cluster was removed from the configuration. Returns a deletion for every object.
@@ -207,6 +217,7 @@ impl ClusterSource {
     fn finish_relist(&mut self) -> Vec<Change> {
         let deletions = self.keys.as_mut().map(KeyTracker::finish_relist).unwrap_or_default();
         deletions.iter().for_each(|change| self.record_range(change));
+        self.keys = self.keys.take().filter(|_| self.may_be_replaced);
         deletions
     }
 

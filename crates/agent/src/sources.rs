@@ -6,7 +6,7 @@ use crate::source::{AppliedBatch, ClusterSource, Readiness};
 use crate::startup_gate::SyncedClusters;
 use beeline_cluster::ChangeBatch;
 use beeline_model::Name;
-use beeline_model::change::Change;
+use beeline_model::change::{Change, ObjectKey};
 use beeline_model::diff::SyncScope;
 use beeline_model::object::Object;
 use beeline_model::refusal::Refusal;
@@ -49,6 +49,13 @@ impl Sources {
             self.first_complete.get_or_insert_with(Instant::now);
         }
         Some(applied)
+    }
+
+    /// The source of the cluster starts again. `known`: the keys of the objects that it has delivered.
+    pub fn restart(&mut self, cluster: &Name, known: impl FnOnce() -> Vec<ObjectKey>) {
+        if let Some(source) = self.get_mut(cluster) {
+            source.restart(known);
+        }
     }
 
     /// Adds the objects of a snapshot. Returns those to apply, or `None` if the source has already delivered a list or is

@@ -182,3 +182,24 @@ fn a_complete_cluster_stays_complete_when_a_later_list_cannot_be_read_completely
     sources.apply(&"green".into(), ChangeBatch { synced: true, ..ChangeBatch::default() });
     assert_eq!(sources.incomplete(), ["green".into()].into());
 }
+
+/// On a Node the source of its own cluster keeps no keys: the caller knows the objects.
+#[test]
+fn a_source_that_starts_again_deletes_what_is_gone_once_its_list_is_complete() {
+    for (name, role) in [("local", HostRole::Node), ("blue", HostRole::Outside)] {
+        let mut sources = Sources::new(&[cluster(name)], role);
+        let both = vec![node(name, "a"), node(name, "b")];
+        assert_eq!(sources.apply(&name.into(), batch(both, true)).unwrap().changes.len(), 2);
+        let key = |node: &str| ObjectKey::Node { cluster: name.into(), name: node.into() };
+        for _ in 0..2 {
+            sources.restart(&name.into(), || vec![key("a"), key("b")]);
+            let page = sources.apply(&name.into(), batch(vec![node(name, "a")], false)).unwrap();
+            assert!(page.changes.is_empty() && sources.is_complete(), "{name}: the last known state stays in effect");
+            let last = sources.apply(&name.into(), batch(Vec::new(), true)).unwrap();
+            assert_eq!(last.changes, [node(name, "a"), Change::Delete(key("b"))], "{name}");
+            // The object comes back: the next restart must find it again.
+            sources.apply(&name.into(), batch(vec![node(name, "b")], true)).unwrap();
+        }
+        assert_eq!(first(&sources).object_count().is_some(), role != HostRole::Node, "no keys are kept on a Node");
+    }
+}

@@ -18,6 +18,7 @@ use futures::FutureExt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
@@ -173,7 +174,8 @@ fn start(cluster: &ClusterSettings, context: &SourceContext) -> RunningSource {
 /// Runs the source and restarts it after a panic: a bug that one cluster's objects trigger must not stop the others. The
 /// panic is caught in this task, so that aborting the task stops everything.
 async fn run_with_restart(cluster: ClusterSettings, context: SourceContext) {
-    let run = || run_source(cluster.clone(), context.clone());
+    let started = AtomicBool::new(false);
+    let run = || run_source(&cluster, &context, &started);
     restart_after_panic(run, RESTART_DELAY, |panic| {
         let error = format!("the source panicked and is restarted: {panic}; this is a bug, please report it");
         context.forward(&cluster.rules.name, ChangeBatch { error: Some(error), ..ChangeBatch::default() }).is_ok()
@@ -197,20 +199,27 @@ async fn restart_after_panic<F: Future<Output = ()>>(
 }
 
 /// Reads the cluster, loads its snapshot if it does not answer, and renews its token.
-async fn run_source(cluster: ClusterSettings, context: SourceContext) {
+/// `started` is set when the source has been read before.
+async fn run_source(cluster: &ClusterSettings, context: &SourceContext, started: &AtomicBool) {
     let (name, source) = (cluster.rules.name.clone(), cluster.source.clone());
     let renewal = context.tokens.clone().renew(name, source, context.token_renew_fraction);
     tokio::select! {
-        () = read_with_retry(&cluster, &context) => {}
-        () = load_snapshot_after_delay(&cluster, &context) => {}
+        () = read_with_retry(cluster, context, started) => {}
+        () = load_snapshot_after_delay(cluster, context) => {}
         never = renewal => match never {},
     }
 }
 
 /// Returns when the agent stops.
-async fn read_with_retry(cluster: &ClusterSettings, context: &SourceContext) {
+async fn read_with_retry(cluster: &ClusterSettings, context: &SourceContext, started: &AtomicBool) {
     let name = &cluster.rules.name;
     loop {
+        let restarted = started.swap(true, Ordering::Relaxed);
+        // The new source remembers nothing of the earlier one. Without this message, objects that are deleted between the
+        // two would stay forever.
+        if restarted && context.send(Message::SourceRestarted(name.clone())).is_err() {
+            return;
+        }
         let error = match read(cluster, context).await {
             Ok(()) => "the source ended".to_owned(),
             Err(error) => format!("{error:#}"),
@@ -311,7 +320,7 @@ mod tests {
     use beeline_model::object::{Node, Object};
     use std::path::Path;
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc::{Receiver, channel};
 
     fn context(dir: &Path) -> (SourceContext, Receiver<Message>) {
@@ -417,6 +426,20 @@ mod tests {
         assert!(*next.programmed.borrow());
         assert_eq!(next.refused.lock().await.recv().await.unwrap(), refusal);
         assert!(!*context.feedback(false).programmed.borrow(), "a cluster that this Node does not belong to");
+    }
+
+    /// A folder that cannot be watched any more, for example.
+    #[tokio::test]
+    async fn the_main_loop_is_told_before_a_source_lists_everything_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (context, inbox) = context(dir.path());
+        let (far, started) = (cluster(edge()), AtomicBool::new(false));
+        for restarted in [false, true] {
+            let read = read_with_retry(&far, &context, &started);
+            tokio::time::timeout(Duration::from_millis(50), read).await.expect_err("the source does not answer");
+            let is_restart = |message: &Message| matches!(message, Message::SourceRestarted(name) if **name == *"far");
+            assert_eq!(inbox.try_iter().any(|message| is_restart(&message)), restarted);
+        }
     }
 
     #[tokio::test]

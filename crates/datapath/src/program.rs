@@ -25,6 +25,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// All hooks, in the order of attachment: those that create socket records last.
 pub const HOOKS: [&str; 9] = [
@@ -80,10 +81,22 @@ pub struct Program {
     /// The old affinity map if its size changed. Its rows are copied again after the switch to the new programs, because
     /// the old programs write it until then.
     old_affinity: Option<MapHandle>,
+    /// The age of the last heartbeat of an earlier agent with tables of this layout, when this program was opened.
+    pub earlier_heartbeat_age: Option<Duration>,
 }
 
 impl Program {
     pub fn open(config: Config) -> Result<Program> {
+        let pins = PinDir::read_only(&config.pin_dir);
+        let tables = pins.meta().filter(|meta| meta.layout == wire::LAYOUT);
+        let tables = tables.and_then(|meta| MapSet::open_pinned(&pins.tables(meta.generation), &TABLES));
+        // Attaching the programs writes a new heartbeat.
+        let earlier_heartbeat_age = tables.and_then(|tables| Control::new(&tables).ok()?.heartbeat_age());
+        let program = Program::open_tables(config)?;
+        Ok(Program { earlier_heartbeat_age, ..program })
+    }
+
+    fn open_tables(config: Config) -> Result<Program> {
         if !cgroup::is_cgroup2(&config.cgroup) {
             let path = config.cgroup.display();
             return Err(Error::Message(format!(
@@ -148,7 +161,18 @@ impl Program {
         ShareTable::new(&maps)?.create_others()?;
         maps.pin(&pins.tables(meta.generation), &TABLES)?;
         maps.pin(&pins.records(), &RECORDS)?;
-        Ok(Program { object, maps, pins, meta, config, start, attached: false, links: Vec::new(), old_affinity })
+        Ok(Program {
+            object,
+            maps,
+            pins,
+            meta,
+            config,
+            start,
+            attached: false,
+            links: Vec::new(),
+            old_affinity,
+            earlier_heartbeat_age: None,
+        })
     }
 
     /// Copies the rows into new tables of other sizes with their ids, so that socket records and affinity stay valid.

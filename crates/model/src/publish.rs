@@ -269,6 +269,10 @@ impl Publisher {
         affected.iter().for_each(|policy| self.update(policy, name));
     }
 
+    pub fn namespaces(&self) -> impl Iterator<Item = &Name> {
+        self.namespaces.keys()
+    }
+
     fn apply_namespace(&mut self, namespace: &Namespace) {
         if self.namespaces.get(&namespace.name) != Some(&namespace.labels) {
             self.namespaces.insert(namespace.name.clone(), namespace.labels.clone());

@@ -96,6 +96,17 @@ impl Planner {
         changes
     }
 
+    /// The keys of all objects of a cluster.
+    pub fn keys_of_cluster(&self, cluster: &Name) -> Vec<ObjectKey> {
+        let mut keys: Vec<ObjectKey> = self.deletions_of_cluster(cluster).iter().map(Change::key).collect();
+        if let Some(state) = self.cluster_nodes.get(cluster) {
+            let node = |name: &Name| ObjectKey::Node { cluster: cluster.clone(), name: name.clone() };
+            let range = |name: &Name| ObjectKey::ServiceRange { cluster: cluster.clone(), name: name.clone() };
+            keys.extend(state.nodes.keys().map(node).chain(state.ranges.keys().map(range)));
+        }
+        keys
+    }
+
     /// Sets the ranges of one ServiceCIDR object. `None` if it was deleted.
     pub(super) fn set_range(&mut self, cluster: &Name, name: Name, ranges: Option<Box<[IpNet]>>) -> bool {
         let known = &mut self.cluster_nodes_mut(cluster).ranges;
