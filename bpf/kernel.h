@@ -182,6 +182,7 @@ struct socket {
 
 struct sock {
     struct sock_common __sk_common;
+    __u8 sk_kern_sock : 1;
     struct socket *sk_socket;
     int sk_err;
 } KERNEL_STRUCT;

@@ -24,6 +24,17 @@ static __always_inline struct tcp_record *parent_record(struct bpf_sock *sk, __u
     return bpf_sk_storage_get(&tcp_record, parent, 0, flags);
 }
 
+/*
+ * A socket of the kernel itself, such as that of an NFS mount. The release hook does not run for
+ * it, so that its record could not be taken back, and no application asks for its peer.
+ */
+static __always_inline bool is_kernel_socket(struct bpf_sock *sk)
+{
+    struct sock *s = (struct sock *)bpf_skc_to_tcp_sock(sk);
+
+    return s && BPF_CORE_READ_BITFIELD(s, sk_kern_sock);
+}
+
 static __always_inline struct tcp_record *create_tcp_record(struct bpf_sock_addr *ctx,
                                                             const struct dial *d, bool subflow)
 {
@@ -48,6 +59,8 @@ static __always_inline void record_tcp(struct bpf_sock_addr *ctx, const struct d
     struct tcp_record *r =
         subflow ? parent_record(ctx->sk, 0) : bpf_sk_storage_get(&tcp_record, ctx->sk, 0, 0);
 
+    if (!r && !subflow && is_kernel_socket(ctx->sk))
+        return;
     if (!r)
         r = create_tcp_record(ctx, d, subflow);
     if (!r) {

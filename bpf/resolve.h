@@ -120,9 +120,10 @@ static __always_inline void store_affinity(const struct dial *d, const struct se
         .timeout = s->affinity,
     };
 
-    if (!share)
-        count_stat(STAT_AFFINITY_FULL);
-    else if (bpf_map_update_elem(&affinity, &key, &a, old ? BPF_EXIST : BPF_NOEXIST) && !old)
+    if (share && (!bpf_map_update_elem(&affinity, &key, &a, old ? BPF_EXIST : BPF_NOEXIST) || old))
+        return;
+    count_stat(STAT_AFFINITY_FULL);
+    if (share)
         release_affinity(share);
 }
 

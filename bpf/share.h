@@ -3,10 +3,11 @@
  * Shares keep one pod from using up the memory that the programs allocate for all pods. A share is
  * the cgroup of a pod, or for other processes a cgroup at the same level. Each share may use a
  * reserve in any case. What it uses above the reserve counts against a limit of all shares
- * together, so that a pod which needs much gets it while there is room.
+ * together, and may not exceed what is left of that limit: a single share gets half of it, and the
+ * others always find room.
  *
  * The kernel charges this memory to the memory cgroup of the agent, which created the maps. Reserve
- * and limit bound it, so that no pod can exceed the memory limit of the agent.
+ * and limit bound it, except for the records of closed TCP sockets whose connection has not ended.
  */
 #pragma once
 #include "maps.h"
@@ -43,16 +44,17 @@ static __always_inline __s64 above(__s64 used, __s64 reserve)
 }
 
 /*
- * Adds `amount`, which may be negative, to what a share uses. Returns the sum of what all shares
- * use above their reserves. Each change adds to the sum exactly what it moves above the reserve, so
- * the sum stays exact with concurrent changes.
+ * Adds `amount`, which may be negative, to what a share uses. Returns what the share uses above its
+ * reserve plus what all shares use above their reserves; 0 if the share stays within its reserve.
+ * Each change adds to the sum exactly what it moves above the reserve, so the sum stays exact with
+ * concurrent changes.
  */
 static __always_inline __s64 add_use(__s64 *used, __s64 *total, __s64 amount, __s64 reserve)
 {
     __s64 before = __sync_fetch_and_add(used, amount);
-    __s64 excess = above(before + amount, reserve) - above(before, reserve);
+    __s64 own = above(before + amount, reserve), excess = own - above(before, reserve);
 
-    return excess ? __sync_fetch_and_add(total, excess) + excess : 0;
+    return excess ? __sync_fetch_and_add(total, excess) + excess + own : 0;
 }
 
 static __always_inline struct share *share_total_row(void)

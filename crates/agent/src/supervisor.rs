@@ -430,7 +430,7 @@ mod tests {
 
     /// A folder that cannot be watched any more, for example.
     #[tokio::test]
-    async fn the_main_loop_is_told_before_a_source_lists_everything_again() {
+    async fn a_restart_is_announced_before_a_source_lists_everything_again() {
         let dir = tempfile::tempdir().unwrap();
         let (context, inbox) = context(dir.path());
         let (far, started) = (cluster(edge()), AtomicBool::new(false));

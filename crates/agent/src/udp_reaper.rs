@@ -31,8 +31,11 @@ pub struct UdpReaper {
 /// Stale sockets that are not destroyed yet.
 struct GracePeriod {
     length: Duration,
-    /// By cookie: the backend, and when the socket is destroyed.
+    /// By cookie: the backend, and when the grace period ends. A socket stays here until it is destroyed, so that it gets
+    /// no second grace period if that fails.
     ends: BTreeMap<u64, ((Address, u16), Instant)>,
+    /// The time of the last search. The periods that had ended by then have been handled.
+    searched: Instant,
 }
 
 impl GracePeriod {
@@ -40,6 +43,20 @@ impl GracePeriod {
     fn end_of(&self, socket: &ConnectedSocket, now: Instant) -> Instant {
         let known = self.ends.get(&socket.cookie()).filter(|(chosen, _)| *chosen == chosen_by(socket));
         known.map_or(now + self.length, |(_, end)| *end)
+    }
+
+    /// When the next period ends.
+    fn next_end(&self) -> Option<Instant> {
+        self.ends.values().map(|(_, end)| *end).filter(|end| *end > self.searched).min()
+    }
+
+    /// Returns the sockets whose grace period has ended.
+    fn end_periods(&mut self, sockets: Vec<ConnectedSocket>, now: Instant) -> Vec<ConnectedSocket> {
+        let end = |socket: &ConnectedSocket| (socket.cookie(), (chosen_by(socket), self.end_of(socket, now)));
+        let ends: BTreeMap<u64, ((Address, u16), Instant)> = sockets.iter().map(end).collect();
+        let ended = sockets.into_iter().filter(|socket| ends[&socket.cookie()].1 <= now).collect();
+        self.ends = ends;
+        ended
     }
 }
 
@@ -71,13 +88,13 @@ impl UdpReaper {
             has_kept_sockets: false,
             attempts: 0,
             destroyed: 0,
-            grace: GracePeriod { length: grace_period, ends: BTreeMap::new() },
+            grace: GracePeriod { length: grace_period, ends: BTreeMap::new(), searched: Instant::now() },
         }
     }
 
     /// When the next grace period ends.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.grace.ends.values().map(|(_, end)| *end).min()
+        self.grace.next_end()
     }
 
     pub fn is_exact(&self) -> bool {
@@ -91,7 +108,7 @@ impl UdpReaper {
 
     /// Tables were written. `removed` tells whether a UDP backend was removed or the hooks were attached.
     pub fn record_sync(&mut self, removed: bool, now: Instant) {
-        if removed || self.has_kept_sockets {
+        if removed || self.has_kept_sockets || self.grace.next_end().is_some() {
             self.dirty = true;
             self.second_search = Some(now + SECOND_SEARCH);
         }
@@ -102,10 +119,11 @@ impl UdpReaper {
         self.dirty |= self.second_search.take_if(|at| *at <= now).is_some();
         self.dirty |= self.next_deadline().is_some_and(|end| end <= now);
         let Some(reaper) = self.reaper.as_ref().filter(|_| self.dirty) else { return };
+        self.grace.searched = now;
         let found = find_unused(reaper, tables, planner, epoch);
         let result = found.and_then(|UnusedSockets { has_kept, gone, answering }| {
             self.has_kept_sockets = has_kept;
-            let stale = gone.into_iter().chain(end_grace_periods(&mut self.grace, answering, now)).collect::<Vec<_>>();
+            let stale = gone.into_iter().chain(self.grace.end_periods(answering, now)).collect::<Vec<_>>();
             let destroyed = if stale.is_empty() { 0 } else { reaper.destroy(&stale)? };
             Ok((stale.len(), destroyed))
         });
@@ -119,8 +137,6 @@ impl UdpReaper {
             Err(error) => {
                 self.attempts += 1;
                 self.dirty = self.attempts < MAX_ATTEMPTS;
-                // Without a new search the grace periods would end again and again.
-                self.grace.ends.clear();
                 tracing::warn!(%error, "cannot search for stale UDP sockets; retrying");
             }
         }
@@ -151,19 +167,4 @@ fn find_unused(
         }
     }
     Ok(unused)
-}
-
-/// Returns the sockets whose grace period has ended, and remembers the others.
-fn end_grace_periods(grace: &mut GracePeriod, sockets: Vec<ConnectedSocket>, now: Instant) -> Vec<ConnectedSocket> {
-    let ends: Vec<Instant> = sockets.iter().map(|socket| grace.end_of(socket, now)).collect();
-    grace.ends.clear();
-    let mut ended = Vec::new();
-    for (socket, end) in sockets.into_iter().zip(ends) {
-        if end <= now {
-            ended.push(socket);
-        } else {
-            grace.ends.insert(socket.cookie(), (chosen_by(&socket), end));
-        }
-    }
-    ended
 }

@@ -3,7 +3,7 @@
 //! A start never clears tables that are in use. Tables of the same layout and size are reused. Otherwise new tables are
 //! built beside the old ones, and the old programs serve from the old tables until the agent has filled the new tables and
 //! calls `attach_hooks`. Replacing the program of one hook is atomic, replacing all of them is not. The hooks that only read
-//! records come first (they read old and new records), then the hooks that write records.
+//! records come first (they read records of old and new tables), then the hooks that write records.
 
 use crate::bucket::BucketLevels;
 use crate::control::Control;

@@ -35,7 +35,8 @@ impl SlowServer {
                     Ok((_, from)) => due.push_back((Instant::now() + DELAY, from)),
                     Err(e) => assert!(matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused), "{e}"),
                 }
-                while let Some((_, to)) = due.pop_front_if(|(at, _)| *at <= Instant::now()) {
+                while let Some((_, to)) = due.front().copied().filter(|(at, _)| *at <= Instant::now()) {
+                    due.pop_front();
                     count.fetch_add(
                         u64::from(socket.send_to(format!("{name}\n").as_bytes(), to).is_ok()),
                         Ordering::Relaxed,
@@ -119,10 +120,28 @@ fn without_a_grace_period_answers_in_flight_are_lost() {
     assert!(report.failed() > 0 && destroyed > 0, "{report:?}");
 }
 
-/// The socket is destroyed after the grace period, or as soon as its backend is gone; and the calls on it then fail with
-/// these errors.
+/// The backend answers all the time, and nothing else changes.
 #[test]
-fn a_stale_socket_is_destroyed_after_the_grace_period_or_when_its_backend_is_gone() {
+fn a_stale_socket_is_destroyed_when_its_grace_period_ends() {
+    let network = TestNetwork::new(3).unwrap();
+    let service = ManifestFile::service("old", 10).backed_by(&[(network.pod(1), "node-1")]);
+    let fixture = AgentFixture::with_manifests(network, &[service], &["--udp-grace-period", "300ms"]);
+    let near = fixture.network.pod(0);
+    let _server = near.serve(8080).unwrap();
+    fixture.write_file("policy.yaml", redirect(near));
+    fixture.wait_until_programmed();
+    let client = fixture.network.pod(2).client().unwrap();
+    let socket = client.udp(SocketFamily::V4).unwrap();
+    socket.connect(FRONTEND.parse().unwrap()).unwrap();
+    fixture.write_file("policy.yaml", pod_manifest(near));
+    wait_until("the socket is destroyed", || socket.peer().is_err_and(|e| e.errno() == Some(Errno::ENOTCONN)));
+    let destroyed = || fixture.status()["counts"]["udpSocketsDestroyed"].as_u64();
+    wait_until("the agent counts the socket", || destroyed() == Some(1));
+}
+
+/// The socket is destroyed as soon as its backend is gone; and the calls on it then fail with these errors.
+#[test]
+fn a_stale_socket_is_destroyed_when_its_backend_is_gone() {
     let network = TestNetwork::new(3).unwrap();
     let service = ManifestFile::service("old", 10).backed_by(&[(network.pod(1), "node-1")]);
     let fixture = AgentFixture::with_manifests(network, &[service], &["--udp-grace-period", "1m"]);

@@ -24,9 +24,12 @@ use tower::{BoxError, Layer, ServiceExt};
 /// An address of a server is given up after this time if the server has another one.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The addresses of the API servers, by host and port as the configuration names them.
+/// By host and port as the configuration names them.
+type AddressesByServer = BTreeMap<(String, u16), Vec<SocketAddr>>;
+
+/// The addresses of the API servers.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ServerAddresses(Arc<Mutex<BTreeMap<(String, u16), Vec<SocketAddr>>>>);
+pub(crate) struct ServerAddresses(Arc<Mutex<AddressesByServer>>);
 
 impl ServerAddresses {
     fn set(&self, host: &str, port: u16, addresses: Vec<SocketAddr>) {

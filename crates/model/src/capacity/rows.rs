@@ -14,11 +14,18 @@ const NAMES_OF_NODES: u32 = 8_192;
 pub struct TableRows(pub(super) [u32; TABLES]);
 
 impl TableRows {
-    /// The rows of `ports` ports, each with `sets` sets of `backends` backends.
-    pub fn new(frontends: u64, ports: u64, sets: u64, backends: u64) -> TableRows {
-        let slots = if backends > INLINE_SLOTS as u64 { backends.next_power_of_two().saturating_mul(sets) } else { 0 };
-        let of_ports = |rows: u64| clamp(rows.saturating_mul(ports));
-        TableRows([clamp(frontends), of_ports(sets), of_ports(slots), of_ports(backends), 0, clamp(ports), 0])
+    /// The rows of ports with `sets` sets each. `backends` has the number of backends of each port.
+    pub fn new(frontends: u64, sets: u64, backends: impl IntoIterator<Item = u64>) -> TableRows {
+        let (mut ports, mut slots, mut all) = (0u64, 0u64, 0u64);
+        for backends in backends {
+            let is_inline = backends <= INLINE_SLOTS as u64;
+            let of_set = if is_inline { 0 } else { backends.checked_next_power_of_two().unwrap_or(u64::MAX) };
+            slots = slots.saturating_add(of_set.saturating_mul(sets));
+            all = all.saturating_add(backends);
+            ports += 1;
+        }
+        let sets = ports.saturating_mul(sets);
+        TableRows([clamp(frontends), clamp(sets), clamp(slots), clamp(all), 0, clamp(ports), 0])
     }
 
     pub fn with_sources(mut self, rows: u64) -> TableRows {

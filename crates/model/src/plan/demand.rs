@@ -6,7 +6,7 @@ use super::policy::PolicyContext;
 use super::target::selected_count;
 use crate::address::{Address, Family};
 use crate::capacity::TableRows;
-use crate::object::{Service, Slice, TrafficPolicy};
+use crate::object::{Service, ServicePort, Slice, TrafficPolicy};
 use crate::policy::{Matcher, Policy, Target};
 use std::collections::BTreeSet;
 
@@ -15,36 +15,38 @@ pub fn of_service<'a>(
     slices: impl Iterator<Item = &'a Slice> + Clone,
     context: &PlanContext<'_>,
 ) -> TableRows {
-    let ports = service.ports.iter().filter(|port| port.protocol.has_hook()).count() as u64;
+    let ports: Vec<&ServicePort> = service.ports.iter().filter(|port| port.protocol.has_hook()).collect();
     let families = Family::BOTH.into_iter().filter(|family| service.cluster_ip(*family).is_some());
-    let rows = families.map(|family| of_family(service, family, ports, slices.clone(), context));
+    let rows = families.map(|family| of_family(service, family, &ports, slices.clone(), context));
     let rows = rows.fold(TableRows::default(), TableRows::plus);
-    rows.with_sources(ports.saturating_mul(service.source_ranges.len() as u64))
+    rows.with_sources((ports.len() as u64).saturating_mul(service.source_ranges.len() as u64))
 }
 
 fn of_family<'a>(
     service: &Service,
     family: Family,
-    ports: u64,
+    ports: &[&ServicePort],
     slices: impl Iterator<Item = &'a Slice> + Clone,
     context: &PlanContext<'_>,
 ) -> TableRows {
     let slices = slices.filter(|slice| slice.family == family);
-    // A slice has an endpoint for each of its ports.
-    let endpoints = slices.clone().map(|slice| (slice.ports.len() as u64).saturating_mul(slice.endpoints.len() as u64));
-    let endpoints = endpoints.fold(0u64, u64::saturating_add).div_ceil(ports.max(1));
-    let nodes = if service.external_local() && service.has_node_ports { nodes_of(slices, context) } else { 0 };
+    let endpoints = ports.iter().map(|port| {
+        let has_port = |slice: &&Slice| slice.ports.iter().any(|p| p.name == port.name && p.protocol == port.protocol);
+        slices.clone().filter(has_port).map(|slice| slice.endpoints.len() as u64).sum()
+    });
+    let endpoints: Vec<u64> = endpoints.collect();
+    let nodes = if service.external_local() && service.has_node_ports { nodes_of(slices.clone(), context) } else { 0 };
     let of_family =
         |addresses: &[Address]| addresses.iter().filter(|address| address.family() == family).count() as u64;
     let (balancers, externals) = (of_family(&service.load_balancer_ips), of_family(&service.external_ips));
     let addresses = 1 + balancers + externals + u64::from(service.has_node_ports) + nodes;
     // One more row says that the ClusterIP is known.
-    let frontends = ports.saturating_mul(addresses).saturating_add(1);
+    let frontends = (ports.len() as u64).saturating_mul(addresses).saturating_add(1);
     let views = context.cluster.view_ranks.len() as u64;
     let has_external_set = service.internal == TrafficPolicy::Local && addresses > 1;
     let has_restricted_set = balancers > 0 && !service.source_ranges.is_empty();
     let sets = 1 + u64::from(has_external_set) + u64::from(has_restricted_set) + u64::from(nodes > 0) + nodes;
-    TableRows::new(frontends.saturating_mul(views), ports, sets, endpoints)
+    TableRows::new(frontends.saturating_mul(views), sets, endpoints)
 }
 
 /// The number of known nodes with endpoints. Under externalTrafficPolicy Local each has a row and a set of its own.
@@ -61,7 +63,7 @@ pub fn of_policy(policy: &Policy, context: &PolicyContext<'_>) -> TableRows {
         Matcher::Service { ports: Some(ports), .. } => (0, ports.len()),
         Matcher::Service { ports: None, .. } => (0, context.service.map_or(0, |service| service.ports.len())),
     };
-    let families = context.service.map_or(1, |service| service.cluster_ips.len().max(1)) as u64;
+    let families = context.service.map_or(1, |service| service.cluster_ips.len().max(1));
     let published = || context.slices.iter().map(|slice| slice.endpoints.len()).sum::<usize>() as u64;
     let (backends, members) = match &policy.target {
         Target::LocalPods { .. } => {
@@ -71,5 +73,5 @@ pub fn of_policy(policy: &Policy, context: &PolicyContext<'_>) -> TableRows {
         Target::Pods { .. } => (published(), 0),
         Target::Addresses { addresses, .. } => (addresses.len() as u64, 0),
     };
-    TableRows::new(frontends, (ports as u64).saturating_mul(families), 1, backends).with_members(members)
+    TableRows::new(frontends, 1, std::iter::repeat_n(backends, ports.saturating_mul(families))).with_members(members)
 }

@@ -19,7 +19,7 @@ use beeline_harness::{
 };
 
 use self::{
-    changes::{Changes, change_objects, client_in_pod, wait_for_answer},
+    changes::{ChurnCounts, change_objects, client_in_pod, wait_for_answer},
     objects::{Backends, CLUSTERS, OUTSIDE, PORT, PodRule, WEB},
 };
 use crate::check::Checks;
@@ -68,7 +68,7 @@ fn run(network: &TestNetwork, agent: &mut AgentProcess) -> Result<String> {
     let clients = rules().zip(KINDS.into_iter().cycle()).enumerate().map(client).collect::<Result<Vec<_>>>()?;
     agent.start_with_config(network, &config)?;
     clients.iter().try_for_each(|steady| wait_for_answer(&steady.client, steady.rule))?;
-    let changes = Changes::default();
+    let changes = ChurnCounts::default();
     let counts = thread::scope(|scope| {
         let changing = scope.spawn(|| change_objects(network, &directories, &changes));
         let counts = dial(&clients, &changes);
@@ -106,7 +106,7 @@ struct Counts {
     details: Vec<String>,
 }
 
-fn dial(clients: &[SteadyClient], changes: &Changes) -> Result<Counts> {
+fn dial(clients: &[SteadyClient], changes: &ChurnCounts) -> Result<Counts> {
     let (mut counts, end) = (Counts::default(), Instant::now() + LIMIT);
     while counts.dials == 0 || changes.rules() < FEWEST_RULE_CHANGES && counts.wrong == 0 && Instant::now() < end {
         let limit_ms = (end - Instant::now()).as_millis() as u64;

@@ -1,4 +1,4 @@
-//! Changes rules and services until it is stopped. A client in a pod whose rule changes waits for the effect of each
+//! ChurnCounts rules and services until it is stopped. A client in a pod whose rule changes waits for the effect of each
 //! change, so that the counted changes are those of the kernel's tables.
 
 use std::{
@@ -19,12 +19,12 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The state of the changes, shared with the thread that dials.
 #[derive(Default)]
-pub struct Changes {
+pub struct ChurnCounts {
     pub stop: AtomicBool,
     turns: AtomicUsize,
 }
 
-impl Changes {
+impl ChurnCounts {
     /// Rules of cgroups that were added, replaced or removed.
     pub fn rules(&self) -> usize {
         self.turns.load(Ordering::Relaxed) * PODS
@@ -60,7 +60,7 @@ pub fn wait_for_answer(client: &Client, rule: PodRule) -> Result<()> {
 }
 
 /// Each turn changes the rules of all pods, the Service of each cluster, and one further Service.
-pub fn change_objects(network: &TestNetwork, directories: &[ManifestDir; 2], changes: &Changes) -> Result<()> {
+pub fn change_objects(network: &TestNetwork, directories: &[ManifestDir; 2], changes: &ChurnCounts) -> Result<()> {
     let others = FIRST_POD + 1..FIRST_POD + PODS;
     let _cgroups = others.map(|number| cgroup(network, number)).collect::<Result<Vec<_>>>()?;
     let (observer, _cgroup) = client_in_pod(network, FIRST_POD)?;
