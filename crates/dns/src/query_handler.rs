@@ -6,7 +6,7 @@ use crate::answer::{Answer, AnswerCode};
 use crate::forwarder::{ForwardPermit, Forwarder};
 use crate::query_count::QueryOutcome;
 use crate::wire::{self, DnsTransport, ParsedPacket};
-use hickory_proto::op::{Message, Metadata, Query, ResponseCode};
+use hickory_proto::op::{Message, Metadata, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Record, RecordType};
 use std::sync::Arc;
 
@@ -210,9 +210,14 @@ fn no_upstream_response() -> Response {
     Response::new(ResponseCode::ServFail).with_error(wire::NO_REACHABLE_AUTHORITY, "no upstream name server answers")
 }
 
-/// Appends the upstream records to those of the index.
+/// Appends the upstream records to those of the index. A message that is no response to a query (an update) may have records
+/// without data, which the client could not parse.
 fn merge(partial: Response, upstream: Message) -> Response {
     let mut response = partial;
+    if upstream.metadata.op_code != OpCode::Query {
+        response.code = ResponseCode::ServFail;
+        return response;
+    }
     response.code = upstream.metadata.response_code;
     response.answers.extend(upstream.answers);
     response.authority = upstream.authorities;
