@@ -28,9 +28,3 @@ enum record_bytes {
 
 /* What each share may use in any case; what exceeds it counts against the limit of all shares. */
 enum { RECORD_RESERVE = 256 * 1024 };
-
-/* Input and output of the program `expire_affinity`. */
-struct expire_request {
-    __u64 removed_cgroup; /* remove the rows of this share as well; 0 means none */
-    __u64 removed_rows;
-};

@@ -10,7 +10,6 @@
 
 struct expire_state {
     __u64 now;
-    __u64 removed_cgroup;
     __u64 removed_rows;
 };
 
@@ -28,31 +27,31 @@ static long expire_row(struct bpf_map *map, struct affinity_key *key, struct aff
     struct affinity_key k = *key;
     __u64 id = a->share;
 
+    owner = bpf_map_lookup_elem(&share, &id);
     /* Signed, because a dial may have renewed the row after `now` was read. */
-    if (a->epoch != epoch || id == s->removed_cgroup || (__s64)(s->now - a->used) > timeout) {
+    if (a->epoch != epoch || !owner || (__s64)(s->now - a->used) > timeout) {
         s->removed_rows += !bpf_map_delete_elem(&affinity, &k);
         return 0;
     }
-    owner = bpf_map_lookup_elem(&share, &id);
-    if (owner && total)
+    if (total)
         add_use(&owner->affinity_rows, &total->affinity_rows, 1, affinity_reserve);
     return 0;
 }
 
+/*
+ * Returns the number of rows that were removed. User space has removed the shares of cgroups that
+ * are gone.
+ */
 SEC("syscall")
-int expire_affinity(struct expire_request *request)
+int expire_affinity(void *ctx)
 {
     struct share *total = share_total_row();
-    struct expire_state state = {
-        .now = bpf_ktime_get_ns(),
-        .removed_cgroup = request->removed_cgroup,
-    };
+    struct expire_state state = { .now = bpf_ktime_get_ns() };
 
     if (!total)
         return 0;
     bpf_for_each_map_elem(&share, forget_count, NULL, 0);
     total->affinity_rows = 0;
     bpf_for_each_map_elem(&affinity, expire_row, &state, 0);
-    request->removed_rows = state.removed_rows;
-    return 0;
+    return state.removed_rows;
 }

@@ -33,7 +33,6 @@ struct test_dial test_dial_layout;
 struct test_loop test_loop_layout;
 struct test_rules test_rules_layout;
 struct share share_layout;
-struct expire_request expire_request_layout;
 struct socket_entry socket_entry_layout;
 struct suspension_key suspension_key_layout;
 struct suspension suspension_layout;

@@ -299,7 +299,7 @@ impl Program {
 
     /// Removes expired affinity rows, and the shares of cgroups that are gone. `level` is the level of shares. Does
     /// nothing before the programs are attached: an earlier agent's programs still use rows of another epoch.
-    pub fn collect_shares(&self, level: u32) -> Result<u64> {
+    pub fn collect_shares(&self, level: u32) -> Result<u32> {
         if !self.attached {
             return Ok(0);
         }

@@ -76,35 +76,27 @@ impl ShareTable {
 
     /// Removes expired affinity rows, and the shares of cgroups that are gone. `root` is the agent's cgroup, `level` the
     /// number of levels below it at which shares are. Returns the number of affinity rows that were removed.
-    pub fn collect(&self, object: &Object, root: &Path, level: u32) -> Result<u64> {
+    pub fn collect(&self, object: &Object, root: &Path, level: u32) -> Result<u32> {
         // Read before the cgroups: a share that is created meanwhile must not be taken for a removed one.
         let shares: Vec<(u64, abi::share)> = self.rows().filter(|(id, _)| *id != OTHERS).collect();
         let mut existing = HashSet::new();
         collect_ids(root, level, &mut existing);
-        let mut removed = expire(object, 0)?;
-        for (id, row) in shares.into_iter().filter(|(id, _)| !existing.contains(id)) {
-            if row.affinity_rows != 0 {
-                removed += expire(object, id)?;
-            }
-            // A socket may outlive the cgroup in which it was created.
-            if row.record_bytes == 0 {
-                let _ = self.shares.delete(&id.to_ne_bytes());
-            }
+        // A socket may outlive the cgroup in which it was created.
+        let is_removed = |(id, row): &(u64, abi::share)| !existing.contains(id) && row.record_bytes == 0;
+        for (id, _) in shares.into_iter().filter(is_removed) {
+            let _ = self.shares.delete(&id.to_ne_bytes());
         }
-        Ok(removed)
+        expire(object)
     }
 }
 
-/// Runs the BPF program `expire_affinity`.
-fn expire(object: &Object, removed_cgroup: u64) -> Result<u64> {
+/// Runs the BPF program `expire_affinity`, which also removes the affinity rows of removed shares.
+fn expire(object: &Object) -> Result<u32> {
     let program = object.progs_mut().find(|p| p.name() == "expire_affinity");
     let program =
         program.ok_or_else(|| Error::Message("there is no program expire_affinity in the BPF object".into()))?;
-    let request = abi::expire_request { removed_cgroup, removed_rows: 0 };
-    let mut bytes = bytes_of(&request).to_vec();
-    let input = ProgramInput { context_in: Some(&mut bytes), ..Default::default() };
-    program.test_run(input).context(|| "cannot run the BPF program expire_affinity".into())?;
-    Ok(from_bytes::<abi::expire_request>(&bytes).map_or(0, |request| request.removed_rows))
+    let output = program.test_run(ProgramInput::default());
+    Ok(output.context(|| "cannot run the BPF program expire_affinity".into())?.return_value)
 }
 
 /// The ids of a cgroup and of those below it, down to `levels`.
