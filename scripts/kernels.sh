@@ -58,7 +58,7 @@ add_program_amd64() {
 add_program_arm64() {
     local stage=$1 program=$2 as=$3
     install -D "$program" "$stage$as"
-    aarch64-linux-gnu-strip --strip-debug "$stage$as" 2>/dev/null || true
+    aarch64-linux-gnu-strip --strip-debug "$stage$as" 2>/dev/null || true # As above.
     add_libraries_arm64 "$stage" "$program"
 }
 

@@ -1,24 +1,15 @@
 //! Runs the fuzzers' checks over their corpora.
 
-use std::path::Path;
-
-/// Returns how many inputs there are, and how many of them were accepted by the parser.
-fn replay(target: &str, check: fn(&[u8]) -> bool) -> (usize, usize) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let inputs: Vec<Vec<u8>> = entries.map(|entry| std::fs::read(entry.unwrap().path()).unwrap()).collect();
-    let accepted = inputs.iter().filter(|input| check(input)).count();
-    (inputs.len(), accepted)
-}
+use beeline_harness::replay_corpus;
 
 #[test]
 fn the_corpus_of_agent_requests_passes_the_checks() {
-    let (inputs, accepted) = replay("agent_request", beeline_agent::check_request);
+    let (inputs, accepted) = replay_corpus("agent_request", beeline_agent::check_request);
     assert!(inputs >= 12 && accepted >= 9, "{accepted} of {inputs} inputs were accepted");
 }
 
 #[test]
 fn the_corpus_of_snapshots_passes_the_checks() {
-    let (inputs, accepted) = replay("snapshot", beeline_agent::snapshot::check_snapshot);
+    let (inputs, accepted) = replay_corpus("snapshot", beeline_agent::snapshot::check_snapshot);
     assert!(inputs >= 6 && accepted >= 3, "{accepted} of {inputs} inputs were accepted");
 }
