@@ -36,7 +36,7 @@ die() {
 
 build_packages=(clang-19 gcc libc6-dev make pkg-config libelf-dev zlib1g-dev)
 run_packages=(iproute2 util-linux)
-test_packages=(bind9-dnsutils bpftool curl iptables minisign nftables procps prometheus python3 python3-seccomp unbound)
+test_packages=(bind9-dnsutils bpftool conntrack curl iptables minisign nftables procps prometheus python3 python3-seccomp unbound)
 check_packages=(apparmor clang-format-19)
 kernels_packages=(binutils busybox-static cpio debian-archive-keyring gzip iproute2 qemu-system-arm qemu-system-x86 xz-utils)
 fuzz_packages=(g++)

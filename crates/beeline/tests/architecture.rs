@@ -10,13 +10,14 @@ fn root() -> PathBuf {
 }
 
 /// For each crate, the crates of this workspace that it may depend on (except for tests).
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 12] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 13] = [
     ("beeline-model", &[]),
     ("beeline-api", &["beeline-model"]),
     ("beeline-kit", &[]),
     ("beeline-metrics", &[]),
     ("beeline-join", &[]),
     ("beeline-listener", &[]),
+    ("beeline-netfilter", &[]),
     ("beeline-cluster", &["beeline-model"]),
     ("beeline-datapath", &["beeline-model"]),
     ("beeline-dns", &["beeline-model", "beeline-listener"]),
@@ -31,6 +32,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 12] = [
             "beeline-dns",
             "beeline-metrics",
             "beeline-listener",
+            "beeline-netfilter",
         ],
     ),
     ("beeline-controller", &["beeline-model", "beeline-cluster", "beeline-metrics", "beeline-listener"]),
@@ -71,9 +73,12 @@ fn crates_depend_only_on_allowed_crates() {
         let allowed: BTreeSet<&str> = allowed.iter().copied().collect();
         assert!(used.is_subset(&allowed), "{name} depends on {used:?}, but may depend on {allowed:?} only");
     }
-    for (name, forbidden) in
-        [("beeline-model", "libbpf-rs"), ("beeline-cluster", "libbpf-rs"), ("beeline-model", "tokio")]
-    {
+    for (name, forbidden) in [
+        ("beeline-model", "libbpf-rs"),
+        ("beeline-cluster", "libbpf-rs"),
+        ("beeline-model", "tokio"),
+        ("beeline-netfilter", "libbpf-rs"),
+    ] {
         let uses = packages[name]["dependencies"].as_array().unwrap().iter().any(|d| d["name"] == forbidden);
         assert!(!uses, "{name} must not depend on {forbidden}");
     }
@@ -117,7 +122,7 @@ fn the_image_of_the_nodes_leaves_out_what_only_other_hosts_need() {
 
 #[test]
 fn only_datapath_may_contain_unsafe_code() {
-    for name in ["model", "api", "cluster", "dns", "agent", "controller", "join", "listener", "metrics"] {
+    for name in ["model", "api", "cluster", "dns", "agent", "controller", "join", "listener", "metrics", "netfilter"] {
         let text = std::fs::read_to_string(root().join(format!("crates/{name}/src/lib.rs"))).unwrap();
         assert!(text.contains("#![forbid(unsafe_code)]"), "crates/{name} does not forbid unsafe code");
     }
