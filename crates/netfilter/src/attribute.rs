@@ -1,8 +1,8 @@
 //! Netlink attributes: a type, a length and a value, padded to four bytes. Values may consist of attributes.
 //!
 //! Numbers in attributes of netfilter are in network byte order. Attributes with attributes inside are written without
-//! the flag NLA_F_NESTED: the kernel requires it nowhere in nf_tables and ctnetlink and does not set it in its answers,
-//! so the bytes that were written can be compared with the bytes that the kernel returns.
+//! the flag NLA_F_NESTED: nf_tables does not require it and does not set it in its answers, so the bytes that were written
+//! can be compared with the bytes that the kernel returns.
 
 const HEADER: usize = 4;
 /// Without the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER.
@@ -32,6 +32,10 @@ impl AttributeWriter {
 
     pub fn u8(self, kind: u16, value: u8) -> Self {
         self.bytes(kind, &[value])
+    }
+
+    pub fn u16(self, kind: u16, value: u16) -> Self {
+        self.bytes(kind, &value.to_be_bytes())
     }
 
     pub fn u32(self, kind: u16, value: u32) -> Self {
@@ -77,6 +81,14 @@ impl<'a> Attributes<'a> {
 
     pub fn nested(self, kind: u16) -> Option<Attributes<'a>> {
         self.get(kind).map(Attributes)
+    }
+
+    pub fn u8(self, kind: u16) -> Option<u8> {
+        self.get(kind)?.first().copied()
+    }
+
+    pub fn u16(self, kind: u16) -> Option<u16> {
+        Some(u16::from_be_bytes(self.get(kind)?.try_into().ok()?))
     }
 
     pub fn u32(self, kind: u16) -> Option<u32> {

@@ -1,5 +1,6 @@
-//! Netfilter for the packet path, by netlink: one nftables table ([`table`]) and a monitor of changes to it
-//! ([`monitor`]). The crate knows nothing of Kubernetes and nothing of BPF.
+//! Netfilter for the packet path, by netlink: one nftables table ([`table`]), a monitor of changes to it ([`monitor`]),
+//! conntrack entries ([`conntrack`]), and the kernel settings that routing and conntrack need ([`sysctl`]). The crate
+//! knows nothing of Kubernetes and nothing of BPF.
 //!
 //! # Network namespaces
 //!
@@ -22,12 +23,15 @@
 #![forbid(unsafe_code)]
 
 mod attribute;
+pub mod conntrack;
 mod error;
 mod message;
 pub mod monitor;
 mod socket;
+pub mod sysctl;
 pub mod table;
 
+pub use conntrack::{Conntrack, ConntrackEntry};
 pub use error::{Error, Result};
 pub use monitor::{Monitor, TableChange};
 pub use table::{Ensured, Table, TableConfig, TableProblem, TableState};
