@@ -1,8 +1,8 @@
 //! Netlink attributes: a type, a length and a value, padded to four bytes. Values may consist of attributes.
 //!
 //! Numbers in attributes of netfilter are in network byte order. Attributes with attributes inside are written without
-//! the flag NLA_F_NESTED: nf_tables does not require it and does not set it in its answers, so the bytes that were written
-//! can be compared with the bytes that the kernel returns.
+//! the flag NLA_F_NESTED: nf_tables does not require it and does not set it in its answers, so the bytes that were
+//! written can be compared with the bytes that the kernel returns.
 
 const HEADER: usize = 4;
 /// Without the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER.

@@ -26,7 +26,7 @@ pub enum Error {
     Protocol { action: &'static str },
     /// Another program changed the table at the same time, again and again.
     #[error(
-        "nftables: table inet {table} changed {attempts} times while it was being written; find out which program writes to it"
+        "nftables: table inet {table} changed {attempts} times while it was written; find the program that does it"
     )]
     Contended { table: String, attempts: usize },
 }

@@ -15,8 +15,8 @@
 //! - `rustables` is under the GPL. `nftnl` and `mnl` link C libraries. `nftables` runs the program `nft`, which the
 //!   agent's image does not contain.
 //! - `netlink-packet-netfilter` (0.4) has nftables and conntrack messages, but no expressions for `ct`, `counter` and
-//!   `reject`, which are most of this table; half of the rules would still be encoded by hand, and every conntrack entry
-//!   of a dump would be several allocations.
+//!   `reject`, which are most of this table; half of the rules would still be encoded by hand, and every conntrack
+//!   entry of a dump would be several allocations.
 //! - `netlink-sys` and `netlink-packet-core` add little to the netlink sockets of `rustix`, which the workspace uses
 //!   anyway, without `unsafe` code.
 

@@ -56,7 +56,7 @@ impl Monitor {
         loop {
             let messages = match self.socket.notifications() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(Some(TableChange::Unknown)),
+                Err(error) if is_loss(&error) => return Ok(Some(TableChange::Unknown)),
                 other => other.map_err(|source| Error::Socket { action: "read nftables notifications", source })?,
             };
             let mut change = None;
@@ -97,6 +97,11 @@ impl AsFd for Monitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// The queue was full, or a datagram was longer than the buffer.
+fn is_loss(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EMSGSIZE))
 }
 
 /// The attribute with the name of the table has the same number in the messages of all objects.

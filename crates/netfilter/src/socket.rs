@@ -104,7 +104,9 @@ impl NetlinkSocket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 other => other.map_err(|e| socket_error("read the answer to a transaction", e))?,
             };
-            for message in messages(&self.buffer[..length]) {
+            let in_transaction =
+                |message: &NetlinkMessage<'_>| message.sequence.wrapping_sub(first) as usize <= requests.len() + 1;
+            for message in messages(&self.buffer[..length]).filter(in_transaction) {
                 let index = message.sequence.wrapping_sub(first);
                 match message.errno() {
                     Some(0) => succeeded += 1,

@@ -1,5 +1,5 @@
-//! Kernel settings that the packet path depends on: which of them prevent that it works, and the conntrack settings that
-//! kube-proxy writes too.
+//! Kernel settings that the packet path depends on: which of them prevent that it works, and the conntrack settings
+//! that kube-proxy writes too.
 //!
 //! Files below `/proc/sys/net` belong to the network namespace of the thread that opens them. In a container without
 //! privileges they are read-only; every function reports what could not be read or written and goes on.

@@ -20,7 +20,7 @@ fn all(conntrack: &mut Conntrack, protocol: IpProtocol) -> Vec<ConntrackEntry> {
 
 /// A node that tracks connections, and a pod from which a client dials the node's server over both families.
 fn network() -> TestNetwork {
-    let network = TestNetwork::new(1).unwrap();
+    let network = fixture::network();
     open(network.node()).ensure().unwrap();
     network
 }

@@ -37,7 +37,8 @@ fn flows(network: &TestNetwork) -> [Flow; 2] {
 fn insert(node: &TestHost, flow: &Flow) {
     let bracketed = if flow.backend.is_ipv6() { format!("[{}]", flow.backend) } else { flow.backend.to_string() };
     let text = format!(
-        "-I -p udp -s {} -d {} --sport {CLIENT_PORT} --dport 53 -t 100 --src-nat {} --dst-nat {bracketed}:{SERVER_PORT}",
+        "-I -p udp -s {} -d {} --sport {CLIENT_PORT} --dport 53 -t 100 \
+         --src-nat {} --dst-nat {bracketed}:{SERVER_PORT}",
         flow.client, flow.service, flow.node
     );
     let output = node.program("conntrack").unwrap().args(text.split(' ')).run().unwrap();

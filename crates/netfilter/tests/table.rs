@@ -60,8 +60,9 @@ fn a_changed_table_is_repaired_and_the_problem_is_named() {
         ("insert rule inet beeline reject_prerouting meta mark 1 accept", wrong_rules("reject_prerouting", 2, 3)),
         ("add rule inet beeline nat_prerouting drop", wrong_rules("nat_prerouting", 1, 2)),
         (
-            "flush chain inet beeline reject_prerouting; add rule inet beeline reject_prerouting meta mark 1 meta l4proto tcp counter reject \
-             with tcp reset; add rule inet beeline reject_prerouting meta mark 1 counter reject with icmpx port-unreachable",
+            "flush chain inet beeline reject_prerouting
+             add rule inet beeline reject_prerouting meta mark 1 meta l4proto tcp counter reject with tcp reset
+             add rule inet beeline reject_prerouting meta mark 1 counter reject with icmpx port-unreachable",
             wrong_rules("reject_prerouting", 2, 2),
         ),
         (

@@ -21,8 +21,9 @@
 //! `source_and_destination_are_translated_with_one_nat_chain` shows it).
 //!
 //! `reject_prerouting` runs before conntrack (priority -200), so a refused packet leaves no conntrack entry, and after
-//! defragmentation (-400), so it sees the ports of every packet. The kernel allows `reject` at prerouting since 5.9. The
-//! chain is not called `reject`, because that is a keyword: `nft` could not restore the ruleset that it lists.
+//! defragmentation (-400), so it sees the ports of every packet. A kernel that does not allow `reject` at prerouting
+//! refuses the transaction, and `ensure` returns its error. The chain is not called `reject`, because that is a
+//! keyword: `nft` could not restore the ruleset that it lists.
 
 use super::expression::{
     Expression, accept, compare, counter, load_conntrack, load_meta, mask, reject_with_port_unreachable,

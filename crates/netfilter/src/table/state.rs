@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{attribute::Attributes, error::Result, message::NetlinkRequest, socket::NetlinkSocket};
 
-/// A dump that was interrupted by changes of other tables is repeated this many times at most.
+/// A dump that was interrupted by changes of other tables is repeated this many times at most. Then the last one is
+/// used: if the table itself changed meanwhile, the monitor reports it.
 const DUMP_ATTEMPTS: usize = 5;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
