@@ -1,28 +1,27 @@
 //! Health of the backends of LocalRedirectPolicies. The kernel suspends a backend that refuses a redirected dial, and reports
 //! it. A thread then connects to the backend itself: if that succeeds, it ends the suspension at once; if the backend refuses,
-//! it extends the suspension and tries again with back-off until a connect succeeds.
+//! it extends the suspension and tries again with back-off until a connect succeeds. The connects run at the same time.
 //!
 //! A client may fake refused dials in its own network namespace. So a backend that was found healthy is trusted for a while:
 //! the kernel reports refused dials, but only this thread suspends the backend. The time doubles with each false alarm.
 
+mod prober;
 mod tracker;
 pub mod watch;
 
 use beeline_datapath::suspension::{BackendAddress, RefusalReader, SuspensionMap};
-use beeline_model::row::AGENT_SOCKET_PRIORITY;
-use socket2::{Domain, Protocol, Socket, Type};
+use prober::Prober;
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 pub use tracker::RedirectCounts;
-use tracker::{BackendTracker, ConnectResult, ProbeVerdict};
+use tracker::{BackendTracker, ProbeVerdict};
 
 /// How long to wait for a report before checking whether the agent stops.
 const POLL_TIMEOUT: Duration = Duration::from_millis(200);
-const PROBE_TIMEOUT: Duration = Duration::from_millis(100);
 /// A suspension lasts this much longer than the time to the next probe, so that it does not end before the probe.
 const MARGIN: Duration = Duration::from_secs(1);
 
@@ -72,23 +71,31 @@ pub fn run(
     health: &RedirectHealth,
     stopping: &AtomicBool,
 ) -> anyhow::Result<()> {
+    let mut prober = Prober::default();
     while !stopping.load(Ordering::Relaxed) {
+        // The lock is not held while the thread waits: the main loop needs it for each request.
         let next = health.tracker().next_probe();
-        let wait = next.map_or(POLL_TIMEOUT, |at| at.saturating_duration_since(Instant::now()).min(POLL_TIMEOUT));
-        let refused = reader.poll(wait);
-        let due = {
-            let (mut tracker, now) = (health.tracker(), Instant::now());
-            refused.into_iter().for_each(|backend| tracker.record_refusal(backend, now));
-            tracker.due(now)
-        };
-        for backend in due {
-            // The lock is not held during the connect: the main loop needs it for each request.
-            let result = probe(backend);
-            let verdict = health.tracker().record_probe(backend, result, Instant::now());
-            apply(map, backend, verdict);
-        }
+        let now = Instant::now();
+        prober.wait(reader.as_fd(), time_to_next(next.filter(|_| prober.available() > 0), now), now);
+        run_probes(&mut prober, reader.poll(Duration::ZERO), map, health);
     }
     Ok(())
+}
+
+fn time_to_next(next: Option<Instant>, now: Instant) -> Duration {
+    next.map_or(POLL_TIMEOUT, |at| at.saturating_duration_since(now).min(POLL_TIMEOUT))
+}
+
+/// Records refused dials and the probes that have ended, and starts the probes that are due.
+fn run_probes(prober: &mut Prober, refused: BTreeSet<BackendAddress>, map: &SuspensionMap, health: &RedirectHealth) {
+    let now = Instant::now();
+    for (backend, result) in prober.finished(now) {
+        let verdict = health.tracker().record_probe(backend, result, now);
+        apply(map, backend, verdict);
+    }
+    let mut tracker = health.tracker();
+    refused.into_iter().for_each(|backend| tracker.record_refusal(backend, now));
+    tracker.start_probes(now, prober.available()).into_iter().for_each(|backend| prober.start(backend, now));
 }
 
 fn apply(map: &SuspensionMap, (address, port): BackendAddress, verdict: ProbeVerdict) {
@@ -113,23 +120,5 @@ fn apply(map: &SuspensionMap, (address, port): BackendAddress, verdict: ProbeVer
     };
     if let Err(error) = written {
         tracing::warn!(%backend, %error, "cannot record the health of a redirect's backend");
-    }
-}
-
-/// Connects to the backend, as the kubelet's TCP probe does. The priority keeps the hooks from resolving this dial.
-fn probe((address, port): BackendAddress) -> ConnectResult {
-    let at = SocketAddr::new(address.ip(), port);
-    let connect = || {
-        let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_priority(AGENT_SOCKET_PRIORITY)?;
-        socket.connect_timeout(&at.into(), PROBE_TIMEOUT)
-    };
-    match connect() {
-        Ok(()) => ConnectResult::Connected,
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => ConnectResult::Refused,
-        Err(error) => {
-            tracing::debug!(backend = %at, %error, "a connect to a redirect's backend gave no answer");
-            ConnectResult::NoAnswer
-        }
     }
 }

@@ -10,6 +10,7 @@ use beeline_harness::{
 use fixture::{AgentFixture, ManifestFile, wait_until};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 const FRONTENDS: [&str; 2] = ["10.96.0.10:80", "[fd00:96::10]:80"];
 
@@ -19,21 +20,30 @@ fn frontends() -> [SocketAddr; 2] {
 
 /// A LocalRedirectPolicy on the TCP port of the Service `web` to pod-a, and the pod.
 fn redirect(pod: &TestHost) -> String {
-    let ips = [pod.v4.to_string(), pod.v6.to_string()];
+    pod_manifest("near", "near", &[pod.v4.to_string(), pod.v6.to_string()]) + &policy_manifest("near", "web")
+}
+
+/// A ready pod with the label `app`.
+fn pod_manifest(name: &str, app: &str, ips: &[String]) -> String {
     let object = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "near", "namespace": "default", "labels": { "app": "near" } },
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default", "labels": { "app": app } },
         "spec": { "nodeName": "node-1", "containers": [{ "name": "app", "image": "none" }] },
-        "status": { "phase": "Running", "podIP": ips[0], "podIPs": ips.map(|ip| json!({ "ip": ip })),
+        "status": { "phase": "Running", "podIP": ips[0], "podIPs": ips.iter().map(|ip| json!({ "ip": ip })).collect::<Value>(),
                     "conditions": [{ "type": "Ready", "status": "True" }] },
     });
+    format!("---\n{object}\n")
+}
+
+/// A LocalRedirectPolicy on the TCP port of a Service to the pods with the label `app`.
+fn policy_manifest(app: &str, service: &str) -> String {
     let ports = |port: u16| json!([{ "name": "tcp", "port": port, "protocol": "TCP" }]);
     let policy = json!({
         "apiVersion": "beeline.dev/v1alpha1", "kind": "LocalRedirectPolicy",
-        "metadata": { "name": "near", "namespace": "default" },
-        "spec": { "frontend": { "serviceMatcher": { "serviceName": "web", "toPorts": ports(80) } },
-                  "backend": { "endpointSelector": { "matchLabels": { "app": "near" } }, "toPorts": ports(8080) } },
+        "metadata": { "name": app, "namespace": "default" },
+        "spec": { "frontend": { "serviceMatcher": { "serviceName": service, "toPorts": ports(80) } },
+                  "backend": { "endpointSelector": { "matchLabels": { "app": app } }, "toPorts": ports(8080) } },
     });
-    format!("---\n{object}\n---\n{policy}\n")
+    format!("---\n{policy}\n")
 }
 
 /// pod-a is the redirect's backend, pod-b that of the Service; pod-c and pod-d dial.
@@ -162,13 +172,7 @@ fn a_client_that_fakes_refused_dials_does_not_suspend_a_healthy_backend() {
     let fixture = CrashFixture::new();
     let server = serve(fixture.near());
     let (bad, good) = (fixture.client(2), fixture.client(3));
-    let rule = format!(
-        "add table ip t; add chain ip t out {{ type filter hook output priority 0; }}; \
-                        add rule ip t out ip daddr {} tcp dport 8080 reject with tcp reset",
-        fixture.near().v4
-    );
-    let nft = fixture.agent.network.pod(2).program("nft").unwrap().args([rule.as_str()]).run().unwrap();
-    assert!(nft.status.success(), "{nft:?}");
+    fake_refusals(fixture.agent.network.pod(2), &fixture.near().v4.to_string());
     let target = [frontends()[0]];
     good.start_load(LoadConfig { threads: 1, ..LoadConfig::new(LoadKind::Tcp, target) }).unwrap();
     bad.start_load(LoadConfig { threads: 2, limit_ms: 3_000, ..LoadConfig::new(LoadKind::Tcp, target) }).unwrap();
@@ -194,6 +198,47 @@ fn a_client_that_fakes_refused_dials_does_not_suspend_a_healthy_backend() {
         server_of_any(&good);
         fixture.suspended() == 1
     });
+}
+
+/// The host answers its own dials to these addresses with a reset.
+fn fake_refusals(host: &TestHost, addresses: &str) {
+    let rule = format!(
+        "add table ip t; add chain ip t out {{ type filter hook output priority 0; }}; \
+         add rule ip t out ip daddr {addresses} tcp dport 8080 reject with tcp reset"
+    );
+    let nft = host.program("nft").unwrap().args([rule.as_str()]).run().unwrap();
+    assert!(nft.status.success(), "{nft:?}");
+}
+
+/// The agent's connects to these 50 backends end with a timeout of 100 ms each.
+#[test]
+fn silent_backends_do_not_delay_the_check_of_others() {
+    let fixture = CrashFixture::new();
+    let server = serve(fixture.near());
+    let silent = |number: u8| pod_manifest(&format!("silent-{number}"), "silent", &[format!("10.244.1.{number}")]);
+    let pods: String = (100..150).map(silent).collect();
+    let service = ManifestFile::service("other", 11).backed_by(&[(fixture.agent.network.pod(1), "node-1")]);
+    fixture.agent.apply(&service);
+    fixture.agent.write_file("silent.yaml", pods + &policy_manifest("silent", "other"));
+    fixture.agent.wait_until_programmed();
+    fake_refusals(fixture.agent.network.pod(2), "10.244.1.100-10.244.1.149");
+    let (bad, good) = (fixture.client(2), fixture.client(3));
+    assert_eq!(server_of(&good, frontends()[0]), "pod-a");
+    let target = ["10.96.0.11:80".parse().unwrap()];
+    bad.start_load(LoadConfig { threads: 4, limit_ms: 30_000, ..LoadConfig::new(LoadKind::Tcp, target) }).unwrap();
+    wait_until("every silent backend is suspected", || fixture.agent.stat("redirect_refused") >= 50);
+    // The first backend is checked alone, and the others after it.
+    wait_until("the others are being checked", || fixture.agent.metric("beeline_redirect_false_alarms_total") >= 3);
+    server.stop();
+    let crash = Instant::now();
+    server_of_any(&good);
+    wait_until("the agent has confirmed the crash", || fixture.suspended() == 1);
+    let took = crash.elapsed();
+    let report = bad.stop_load().unwrap();
+    println!("confirmed after {took:?} beside {} refused dials to silent backends", report.failed());
+    assert!(report.failed() >= 50, "{report:?}");
+    // One after the other, the silent backends take 5 s.
+    assert!(took < Duration::from_secs(1), "the crash was confirmed after {took:?}");
 }
 
 /// A dial may be refused here.

@@ -9,7 +9,7 @@ use beeline_model::row::Sizes;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, RingBuffer, RingBufferBuilder};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
@@ -92,6 +92,14 @@ impl RefusalReader {
     pub fn poll(&self, timeout: Duration) -> BTreeSet<BackendAddress> {
         let _ = self.ring.poll(timeout);
         self.receiver.try_iter().collect()
+    }
+}
+
+/// Readable while refused dials are reported.
+impl AsFd for RefusalReader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor belongs to the ring, which lives as long as the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
     }
 }
 

@@ -57,6 +57,7 @@ enum HealthState {
 struct TrackedBackend {
     state: HealthState,
     next_probe: Option<Instant>,
+    is_probing: bool,
     /// Since the backend was last suspended.
     false_alarms: u32,
 }
@@ -86,31 +87,48 @@ impl BackendTracker {
         self.backends.iter().filter_map(suspended).collect()
     }
 
-    /// A dial was refused: the backend is probed at once, unless a probe is due already.
+    /// A dial was refused: the backend is probed at once, unless a probe runs or is due already.
     pub fn record_refusal(&mut self, backend: BackendAddress, now: Instant) {
-        let new = TrackedBackend { state: HealthState::Suspected, next_probe: None, false_alarms: 0 };
-        self.backends.entry(backend).or_insert(new).next_probe.get_or_insert(now);
+        let state = HealthState::Suspected;
+        let new = TrackedBackend { state, next_probe: None, is_probing: false, false_alarms: 0 };
+        let tracked = self.backends.entry(backend).or_insert(new);
+        if !tracked.is_probing {
+            tracked.next_probe.get_or_insert(now);
+        }
     }
 
-    /// The backends to probe now. Backends whose time of trust has passed twice without a refused dial are forgotten.
-    pub fn due(&mut self, now: Instant) -> Vec<BackendAddress> {
+    /// The backends to probe now, at most `limit` of them. Those that wait longest come first, so that none waits for ever.
+    pub fn start_probes(&mut self, now: Instant, limit: usize) -> Vec<BackendAddress> {
+        self.forget_trusted(now);
+        let due = self.backends.iter_mut().filter(|(_, tracked)| tracked.next_probe.is_some_and(|at| at <= now));
+        let mut due: Vec<(&BackendAddress, &mut TrackedBackend)> = due.collect();
+        due.sort_by_key(|(_, tracked)| tracked.next_probe);
+        let start = |(backend, tracked): (&BackendAddress, &mut TrackedBackend)| {
+            (tracked.next_probe, tracked.is_probing) = (None, true);
+            *backend
+        };
+        due.into_iter().take(limit).map(start).collect()
+    }
+
+    /// Forgets backends whose time of trust has passed twice without a refused dial.
+    fn forget_trusted(&mut self, now: Instant) {
         self.backends.retain(|_, tracked| match tracked.state {
             HealthState::Trusted { until } => {
                 let trust = doubled(FIRST_TRUST, tracked.false_alarms, MAX_TRUST);
-                tracked.next_probe.is_some() || now < until + trust
+                tracked.next_probe.is_some() || tracked.is_probing || now < until + trust
             }
             _ => true,
         });
-        let is_due = |tracked: &TrackedBackend| tracked.next_probe.is_some_and(|at| at <= now);
-        self.backends.iter().filter(|(_, tracked)| is_due(tracked)).map(|(backend, _)| *backend).collect()
     }
 
+    /// When the next probe is due. Probes that run are not counted.
     pub fn next_probe(&self) -> Option<Instant> {
         self.backends.values().filter_map(|tracked| tracked.next_probe).min()
     }
 
     pub fn record_probe(&mut self, backend: BackendAddress, result: ConnectResult, now: Instant) -> ProbeVerdict {
         let Some(tracked) = self.backends.get_mut(&backend) else { return ProbeVerdict::Forgotten };
+        tracked.is_probing = false;
         let refused_before = match tracked.state {
             HealthState::Suspended { refused_probes, .. } => refused_probes,
             HealthState::Suspected | HealthState::Trusted { .. } => 0,
@@ -170,17 +188,17 @@ mod tests {
     fn a_backend_that_refuses_the_agent_too_is_probed_with_back_off_until_it_accepts() {
         let (mut tracker, start) = (BackendTracker::default(), Instant::now());
         tracker.record_refusal(backend(2), start);
-        assert_eq!((tracker.due(start), tracker.suspended().len()), (vec![backend(2)], 0));
+        assert_eq!((tracker.start_probes(start, 9), tracker.suspended().len()), (vec![backend(2)], 0));
         let (mut now, mut retries) = (start, Vec::new());
         for _ in 0..9 {
             let verdict = tracker.record_probe(backend(2), ConnectResult::Refused, now);
             let ProbeVerdict::Suspended { first, retry } = verdict else { panic!("{verdict:?}") };
-            assert_eq!((first, tracker.due(now)), (retries.is_empty(), vec![]));
+            assert_eq!((first, tracker.start_probes(now, 9)), (retries.is_empty(), vec![]));
             retries.push(retry.as_millis());
             // Further refused dials do not bring the next probe forward.
             tracker.record_refusal(backend(2), now);
             now += retry;
-            assert_eq!(tracker.due(now), [backend(2)]);
+            assert_eq!(tracker.start_probes(now, 9), [backend(2)]);
         }
         assert_eq!(retries, [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
         assert_eq!(tracker.suspended()[0].refused_probes, 9);
@@ -197,7 +215,7 @@ mod tests {
         let mut seconds = Vec::new();
         for result in [ConnectResult::Connected, ConnectResult::NoAnswer].into_iter().cycle().take(8) {
             tracker.record_refusal(backend(2), now);
-            assert_eq!(tracker.due(now), [backend(2)]);
+            assert_eq!(tracker.start_probes(now, 9), [backend(2)]);
             let verdict = tracker.record_probe(backend(2), result, now);
             let ProbeVerdict::Healthy { trusted } = verdict else { panic!("{verdict:?}") };
             seconds.push(trusted.as_secs());
@@ -211,8 +229,24 @@ mod tests {
         assert_eq!(verdict, ProbeVerdict::Suspended { first: true, retry: FIRST_RETRY });
         tracker.record_refusal(backend(3), now);
         tracker.record_probe(backend(3), ConnectResult::Connected, now);
-        assert_eq!(tracker.due(now + Duration::from_secs(3)), [backend(2)]);
+        assert_eq!(tracker.start_probes(now + Duration::from_secs(3), 9), [backend(2)]);
         assert_eq!(tracker.retain(|_| false), [backend(2)], "the other backend was forgotten after its time of trust");
+    }
+
+    #[test]
+    fn a_backend_is_probed_once_at_a_time_and_those_that_wait_longest_come_first() {
+        let (mut tracker, start) = (BackendTracker::default(), Instant::now());
+        let later = start + Duration::from_millis(1);
+        [(3, start), (4, start), (2, later)]
+            .into_iter()
+            .for_each(|(last, at)| tracker.record_refusal(backend(last), at));
+        assert_eq!(tracker.start_probes(later, 1), [backend(3)]);
+        tracker.record_refusal(backend(3), later);
+        assert_eq!(tracker.start_probes(later, 9), [backend(4), backend(2)], "backend 3 is being probed");
+        assert_eq!((tracker.next_probe(), tracker.start_probes(later, 9)), (None, vec![]), "all are being probed");
+        tracker.record_probe(backend(3), ConnectResult::Connected, later);
+        tracker.record_refusal(backend(3), later);
+        assert_eq!(tracker.start_probes(later, 9), [backend(3)], "a refused dial after the probe starts another");
     }
 
     #[test]
