@@ -174,7 +174,7 @@ fn limit_refusal(name: &ServiceName, port: u16, budget: DescriptorBudget) -> Ref
         "cannot listen on healthCheckNodePort {port}: {health_check_ports} of them are served, which is what a limit of \
          {limit} open files allows; raise it (LimitNOFILE)"
     );
-    Refusal::new(name, RefusalReason::HealthCheckPortTaken, message)
+    Refusal::new(name, RefusalReason::HealthCheckPortLimit, message)
 }
 
 #[cfg(test)]
@@ -185,6 +185,26 @@ mod tests {
     fn free_ports<const N: usize>() -> [u16; N] {
         let bound = [(); N].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
         bound.map(|listener| listener.local_addr().unwrap().port())
+    }
+
+    #[tokio::test]
+    async fn a_port_of_another_process_is_refused_until_it_is_free() {
+        let other = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
+        let port = other.local_addr().unwrap().port();
+        let checks = Arc::new(HealthCheckPorts::default());
+        checks.set(&ServiceName::local("test", "a"), Some(HealthCheck { port, local_endpoints: 1 }));
+        let budget = DescriptorBudget { limit: 1024, health_check_ports: 2 };
+        let task = tokio::spawn(serve(checks.clone(), Arc::new(Health::new(Duration::from_secs(30))), budget));
+        while checks.refusals().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(checks.refusals()[0].reason, RefusalReason::HealthCheckPortTaken);
+        drop(other);
+        checks.changed.notify_one();
+        while !checks.refusals().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        task.abort();
     }
 
     #[tokio::test]
@@ -199,7 +219,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let [refusal] = &checks.refusals()[..] else { panic!("{:?}", checks.refusals()) };
-        assert_eq!(refusal.reason, RefusalReason::HealthCheckPortTaken);
+        assert_eq!(refusal.reason, RefusalReason::HealthCheckPortLimit);
         assert!(refusal.message.contains("2 of them are served"), "{}", refusal.message);
         // A port that becomes free is given to the one that was refused.
         checks.set(&ServiceName::local("test", "a"), None);

@@ -335,6 +335,8 @@ reasons! {
     WriteFailed = "writeFailed",
     /// The healthCheckNodePort is in use by another process.
     HealthCheckPortTaken = "healthCheckPortTaken",
+    /// The limit of open files allows no further healthCheckNodePort.
+    HealthCheckPortLimit = "healthCheckPortLimit",
     /// A cgroup of the configuration does not exist.
     NoCgroup = "noCgroup",
     /// The Node object of this host does not exist.
