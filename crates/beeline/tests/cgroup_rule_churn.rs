@@ -10,7 +10,7 @@ use beeline_datapath::{Config, Program};
 use beeline_harness::{Cgroup, TestNetwork, TestProgram};
 use beeline_model::change::Change;
 use beeline_model::diff::reconcile;
-use beeline_model::object::{Object, Service, ServicePort, TrafficPolicy};
+use beeline_model::object::{Object, Service, ServicePort};
 use beeline_model::planner::Planner;
 use beeline_model::row::Sizes;
 use beeline_model::rules::{NoLocalEndpointAction, Rules};
@@ -45,18 +45,9 @@ impl Drop for Pins {
 
 fn service_without_endpoints() -> Change {
     Change::Upsert(Object::Service(Service {
-        name: ServiceName::local("test", "web"),
-        created: 0,
         cluster_ips: Box::new([Address::from(IpAddr::from([10, 96, 0, 1]))]),
-        load_balancer_ips: Box::default(),
-        external_ips: Box::default(),
-        source_ranges: Box::default(),
-        has_node_ports: false,
-        internal: TrafficPolicy::Cluster,
-        external: TrafficPolicy::Cluster,
-        affinity: None,
-        health_check_node_port: 0,
         ports: Box::new([ServicePort { name: "".into(), protocol: Protocol::Udp, port: 80, node_port: 0 }]),
+        ..Service::named(ServiceName::local("test", "web"))
     }))
 }
 

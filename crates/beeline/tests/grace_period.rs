@@ -13,7 +13,7 @@ use beeline_harness::{Cgroup, test_seed};
 use beeline_model::change::{Change, ObjectKey};
 use beeline_model::diff::reconcile;
 use beeline_model::name::LOCAL_CLUSTER;
-use beeline_model::object::{Endpoint, Object, Service, ServicePort, Slice, SliceName, SlicePort, TrafficPolicy};
+use beeline_model::object::{Endpoint, Object, Service, ServicePort, Slice, SliceName, SlicePort};
 use beeline_model::planner::Planner;
 use beeline_model::resolve::Dial;
 use beeline_model::row::Sizes;
@@ -58,18 +58,9 @@ fn name_of(service: u16) -> ServiceName {
 
 fn service(number: u16) -> Change {
     Change::Upsert(Object::Service(Service {
-        name: name_of(number),
-        created: 0,
         cluster_ips: Box::new([cluster_ip(number)]),
-        load_balancer_ips: Box::default(),
-        external_ips: Box::default(),
-        source_ranges: Box::default(),
-        has_node_ports: false,
-        internal: TrafficPolicy::Cluster,
-        external: TrafficPolicy::Cluster,
-        affinity: None,
-        health_check_node_port: 0,
         ports: Box::new([ServicePort { name: "".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 }]),
+        ..Service::named(name_of(number))
     }))
 }
 

@@ -26,27 +26,12 @@ fn address(bits: u32) -> Address {
 fn service(namespace: &str, name: &str, number: u32, ports: u16, external_ips: u32) -> [Object; 2] {
     let port = |port: u16| ServicePort { name: format!("p{port}").into(), protocol: Protocol::Tcp, port, node_port: 0 };
     let service = Service {
-        name: ServiceName::local(namespace, name),
-        created: 0,
         cluster_ips: [address(0x0a60_0000 + number)].into(),
-        load_balancer_ips: [].into(),
         external_ips: (0..external_ips).map(|at| address(0xc612_0000 + number * 16 + at)).collect(),
-        source_ranges: [].into(),
-        has_node_ports: false,
-        internal: TrafficPolicy::Cluster,
-        external: TrafficPolicy::Cluster,
-        affinity: None,
-        health_check_node_port: 0,
         ports: (1..=ports).map(port).collect(),
+        ..Service::named(ServiceName::local(namespace, name))
     };
-    let endpoint = Endpoint {
-        address: address(0x0af4_0000 + number),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: Some("n2".into()),
-        hints: None,
-    };
+    let endpoint = Endpoint { node: Some("n2".into()), ..Endpoint::ready(address(0x0af4_0000 + number)) };
     let slice = Slice {
         name: SliceName { cluster: LOCAL_CLUSTER.into(), namespace: namespace.into(), name: name.into() },
         service: service.name.clone(),

@@ -35,18 +35,12 @@ fn selector(app: &str) -> Selector {
 
 fn dns() -> Service {
     Service {
-        name: ServiceName::local("kube-system", "dns"),
         created: 5,
         cluster_ips: [address("10.96.0.10")].into(),
         load_balancer_ips: [address("192.0.2.1")].into(),
-        external_ips: [].into(),
-        source_ranges: [].into(),
-        has_node_ports: false,
-        internal: TrafficPolicy::Cluster,
-        external: TrafficPolicy::Cluster,
         affinity: Some(60),
-        health_check_node_port: 0,
         ports: [ServicePort { name: "dns".into(), protocol: Protocol::Udp, port: 53, node_port: 0 }].into(),
+        ..Service::named(ServiceName::local("kube-system", "dns"))
     }
 }
 

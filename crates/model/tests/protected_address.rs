@@ -20,20 +20,12 @@ fn address(text: &str) -> Address {
 
 fn service(namespace: &str, name: &str, cluster_ip: &str, external_ips: &[&str]) -> Service {
     Service {
-        name: ServiceName::local(namespace, name),
-        created: 0,
         cluster_ips: [address(cluster_ip)].into(),
-        load_balancer_ips: [].into(),
         external_ips: external_ips.iter().map(|text| address(text)).collect(),
-        source_ranges: [].into(),
-        has_node_ports: false,
-        internal: TrafficPolicy::Cluster,
-        external: TrafficPolicy::Cluster,
-        affinity: None,
-        health_check_node_port: 0,
         ports: [80, 6443]
             .map(|port| ServicePort { name: format!("p{port}").into(), protocol: Protocol::Tcp, port, node_port: 0 })
             .into(),
+        ..Service::named(ServiceName::local(namespace, name))
     }
 }
 
@@ -43,14 +35,7 @@ fn greedy(external_ips: &[&str]) -> Service {
 }
 
 fn api_slice(endpoints: &[&str]) -> Object {
-    let endpoint = |at: &&str| Endpoint {
-        address: address(at),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: None,
-        hints: None,
-    };
+    let endpoint = |at: &&str| Endpoint::ready(address(at));
     Object::Slice(Slice {
         name: SliceName { cluster: LOCAL_CLUSTER.into(), namespace: "default".into(), name: "kubernetes".into() },
         service: ServiceName::local("default", "kubernetes"),
