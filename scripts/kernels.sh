@@ -44,11 +44,21 @@ die() { echo "kernels: $*" >&2; exit 1; }
 
 # --- the guest -------------------------------------------------------------------------------------------------
 
+# Whether a file starts with the magic number of ELF. A program of --test may be a script.
+is_elf() { [[ $(head -c 4 "$1" | od -An -tx1) == ' 7f 45 4c 46' ]]; }
+
+# Copies a program into the guest. An ELF file must be one of the guest's architecture, whose `strip` is the first argument:
+# with debug information the programs may not fit into the memory of the guest.
+install_program() {
+    local strip=$1 program=$2 as=$3
+    install -D "$program" "$as" || return
+    ! is_elf "$as" || "$strip" --strip-debug "$as" || die "$strip cannot strip $program: is it built for this guest?"
+}
+
 # Copies a program of this machine, and its shared libraries under their own paths.
 add_program_amd64() {
     local stage=$1 program=$2 as=$3 library
-    install -D "$program" "$stage$as"
-    strip --strip-debug "$stage$as" 2>/dev/null || true # Not every test program is an ELF file.
+    install_program strip "$program" "$stage$as" || return
     { ldd "$program" 2>/dev/null | grep -oE '/[^ ]+' || true; } | while read -r library; do
         [[ -e $stage$library ]] || install -D "$(readlink -f "$library")" "$stage$library"
     done
@@ -57,8 +67,7 @@ add_program_amd64() {
 # Copies an arm64 program, and the libraries that it names from the unpacked packages.
 add_program_arm64() {
     local stage=$1 program=$2 as=$3
-    install -D "$program" "$stage$as"
-    aarch64-linux-gnu-strip --strip-debug "$stage$as" 2>/dev/null || true # As above.
+    install_program aarch64-linux-gnu-strip "$program" "$stage$as" || return
     add_libraries_arm64 "$stage" "$program"
 }
 
@@ -233,7 +242,7 @@ for kernel in "${kernels[@]}"; do
     selected+=("$kernel")
     case $architecture in
         amd64) tools+=(qemu-system-x86_64) next='cargo build --workspace' ;;
-        arm64) tools+=(qemu-system-aarch64 aarch64-linux-gnu-readelf) next='scripts/cross-arm64.sh --kernel-check' ;;
+        arm64) tools+=(qemu-system-aarch64 aarch64-linux-gnu-{readelf,strip}) next='scripts/cross-arm64.sh --kernel-check' ;;
     esac
     for program in ${test:-"${built[$architecture]}/kernel-check"} "${built[$architecture]}/beeline"; do
         [[ -x $program ]] || die "no $program: run $next first"
