@@ -10,6 +10,7 @@
 struct share {
     __s64 record_bytes;
     __s64 affinity_rows;
+    __s64 unexplained_bytes; /* see recount.h; not used in the sums */
 };
 
 /* In place of a cgroup id: all cgroups for which the map `share` has no room. */

@@ -64,12 +64,19 @@ static __always_inline struct share *share_total_row(void)
     return bpf_map_lookup_elem(&share_total, &zero);
 }
 
+/* The order matters to recount.h. */
+static __always_inline void take_back_record(struct share *s, struct share *total, __s64 bytes)
+{
+    add_use(&s->record_bytes, &total->record_bytes, -bytes, RECORD_RESERVE);
+    __sync_fetch_and_add(&s->unexplained_bytes, -bytes);
+}
+
 static __always_inline void release_record(__u64 id, __s64 bytes)
 {
     struct share *s = bpf_map_lookup_elem(&share, &id), *total = share_total_row();
 
     if (s && total)
-        add_use(&s->record_bytes, &total->record_bytes, -bytes, RECORD_RESERVE);
+        take_back_record(s, total, bytes);
 }
 
 /* Returns the share that is charged; 0 means that the memory must not be allocated. */
@@ -84,7 +91,7 @@ static __always_inline __u64 charge_record(__u64 id, __s64 bytes)
         return 0;
     if (add_use(&s->record_bytes, &total->record_bytes, bytes, RECORD_RESERVE) <= limit || !limit)
         return id;
-    add_use(&s->record_bytes, &total->record_bytes, -bytes, RECORD_RESERVE);
+    take_back_record(s, total, bytes);
     return 0;
 }
 

@@ -5,8 +5,11 @@
  * a backend that is gone. `destroy_listed` then iterates over the UDP sockets of one namespace
  * (that of the process which opens the iterator) and destroys exactly the sockets in the map
  * `destroy_list`: by cookie, and only while still connected to that backend.
+ *
+ * The programs of recount.h iterate over the same records.
  */
 #include "record.h"
+#include "recount.h"
 #include "socket_entry.h"
 
 struct {

@@ -18,6 +18,7 @@ use crate::reconciler::{Reconciler, SyncRequest};
 use crate::redirect_health::watch::RedirectWatch;
 use crate::rollout_reporter::RolloutReporter;
 use crate::settings::{AgentDownAction, AgentSettings, ClusterList};
+use crate::share_collector::ShareCollector;
 use crate::snapshot::SnapshotStore;
 use crate::sources::Sources;
 use crate::startup_gate::StartupGate;
@@ -75,6 +76,7 @@ pub struct Agent {
     cgroup_rules: CgroupRules,
     pub reach: ReachClient,
     pub udp_reaper: UdpReaper,
+    shares: ShareCollector,
     pub redirects: RedirectWatch,
     reporter: RolloutReporter,
     dns: Option<DnsUpdater>,
@@ -127,6 +129,7 @@ impl Agent {
             reach: ReachClient::new(),
             redirects: RedirectWatch::new(program)?,
             udp_reaper: UdpReaper::new(reaper, settings.kernel.udp_grace_period),
+            shares: ShareCollector::new(program),
             reporter: RolloutReporter::default(),
             dns: None,
             shared,
@@ -395,13 +398,14 @@ impl Agent {
         self.sync(Instant::now())?;
         self.remove_unused_member_levels();
         self.update_share_level();
-        if let Err(error) = self.reconciler.program.collect_shares(self.control.share_level()) {
-            tracing::warn!(%error, "cannot remove expired session affinity; retrying at the next check");
-        }
-        if self.reconciler.check_kernel()? {
-            return self.sync_all(Instant::now());
-        }
-        Ok(())
+        let differs = self.reconciler.check_kernel()?;
+        // After lost hooks were attached again: no release is missed from now on.
+        self.collect_shares();
+        if differs { self.sync_all(Instant::now()) } else { Ok(()) }
+    }
+
+    pub fn collect_shares(&self) {
+        self.shares.run(&self.reconciler.program, self.control.share_level());
     }
 
     pub fn set_own_addresses(&mut self, addresses: Vec<Address>) -> anyhow::Result<()> {

@@ -40,6 +40,7 @@ pub mod run;
 mod self_test;
 mod settings;
 mod settings_watcher;
+mod share_collector;
 #[cfg_attr(not(feature = "outside"), path = "node_only/snapshot.rs")]
 pub mod snapshot;
 mod socket;

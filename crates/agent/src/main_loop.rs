@@ -70,6 +70,8 @@ pub fn run(
         }
         if agent.self_test == SELF_TEST_NOT_RUN && agent.is_synced() && agent.reconciler.program.is_attached() {
             run_self_test(&mut agent)?;
+            // Sockets may have been closed while no agent kept the hooks attached.
+            agent.collect_shares();
         }
         agent.reap_udp();
         let now = Instant::now();

@@ -67,7 +67,7 @@ fn a_restart_drops_no_dial_and_applies_changes_made_while_down() {
     }
     let left_by_a_killed_agent = test.fixture.network.cgroup().path().join("beeline-self-test-1");
     std::fs::create_dir(&left_by_a_killed_agent).unwrap();
-    std::fs::remove_file(test.fixture.pin_dir().join("records-2/udp_overflow")).unwrap(); // As if this version had added the map.
+    std::fs::remove_file(test.fixture.pin_dir().join("records-3/udp_overflow")).unwrap(); // As if this version had added the map.
     test.fixture.start(&[]);
     assert_eq!(test.start_kind(), "adopted");
     assert_eq!(test.fixture.rows(), before, "a start without changes writes nothing");

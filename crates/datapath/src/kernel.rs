@@ -400,13 +400,13 @@ impl Maps for KernelMaps {
 
 /// Waits for an RCU grace period by updating a map of maps: the kernel waits for one before the update returns.
 /// (`membarrier(GLOBAL)` waits too, but not on a machine with one CPU, and the kernel rejects it under nohz_full.)
-struct GracePeriod {
+pub struct GracePeriod {
     outer: MapHandle,
     inner: MapHandle,
 }
 
 impl GracePeriod {
-    fn new() -> Result<GracePeriod> {
+    pub fn new() -> Result<GracePeriod> {
         let create = |kind, name, key, inner: i32| {
             let opts = libbpf_rs::libbpf_sys::bpf_map_create_opts {
                 sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
@@ -421,7 +421,7 @@ impl GracePeriod {
         Ok(GracePeriod { outer, inner })
     }
 
-    fn wait(&self) -> Result<()> {
+    pub fn wait(&self) -> Result<()> {
         let fd = self.inner.as_fd().as_raw_fd();
         self.outer
             .update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)

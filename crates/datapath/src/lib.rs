@@ -20,6 +20,7 @@ pub mod pod_address;
 pub mod program;
 pub mod query;
 pub mod reap;
+pub mod recount;
 pub mod share;
 mod sock_diag;
 pub mod suspension;

@@ -3,7 +3,7 @@
 //! ```text
 //! DIR/meta              the tables in use: layout, generation, epoch
 //! DIR/tables-G/...      the agent's tables, generation G
-//! DIR/records-2/...     maps that the kernel writes (socket records, affinity, events), versioned separately
+//! DIR/records-3/...     maps that the kernel writes (socket records, affinity, events), versioned separately
 //! DIR/links/...         one link per hook
 //! ```
 
@@ -77,7 +77,7 @@ impl PinDir {
     }
 
     pub fn records(&self) -> PathBuf {
-        self.path.join("records-2")
+        self.path.join("records-3")
     }
 
     pub fn link(&self, hook: &str) -> PathBuf {

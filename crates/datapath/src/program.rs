@@ -13,6 +13,7 @@ use crate::kernel::KernelMaps;
 use crate::object::{self, LoadConstants, MapSet, RECORDS, TABLES};
 use crate::pin::{PinDir, TableMeta};
 use crate::pod_address::PodAddressMap;
+use crate::recount::Recounter;
 use crate::share::{self, ShareTable};
 use crate::suspension::{RefusalWatcher, SuspensionMap};
 use crate::test_resolver::TestResolver;
@@ -305,6 +306,10 @@ impl Program {
         }
         let below = level.saturating_sub(cgroup::level(&self.config.cgroup).unwrap_or(0));
         self.shares()?.collect(&self.object, &self.config.cgroup, below)
+    }
+
+    pub fn recounter(&self) -> Result<Recounter> {
+        Recounter::new(&self.maps, &self.config.sizes, shards(), self.constants()?)
     }
 
     pub fn pod_addresses(&self) -> Result<PodAddressMap> {

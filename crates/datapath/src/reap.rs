@@ -5,7 +5,7 @@
 
 use crate::mapped::{bytes_of, from_bytes};
 use crate::object::{self, LoadConstants, MapSet};
-use crate::{Context, Error, Result, abi, netns, wire};
+use crate::{Context, Error, Result, abi, netns, recount, wire};
 use beeline_model::row::{OwnerId, Sizes};
 use beeline_model::{Address, Protocol};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object};
@@ -191,17 +191,19 @@ impl SocketRecordReader {
 fn load(maps: &MapSet, sizes: &Sizes, shards: u32, constants: LoadConstants, exact: bool) -> Result<Object> {
     let mut open = object::open(object::SOCKETS, "sockets")?;
     object::prepare(&mut open, sizes, shards, maps, constants)?;
-    for mut program in open.progs_mut().filter(|p| p.name() == "destroy_listed") {
-        program.set_autoload(exact);
+    for mut program in open.progs_mut() {
+        let name = program.name().to_string_lossy().into_owned();
+        let is_recount = recount::PROGRAMS.contains(&name.as_str());
+        program.set_autoload(!is_recount && (exact || name != "destroy_listed"));
     }
     object::load(open, "sockets")
 }
 
-fn missing_program(name: &str) -> Error {
+pub fn missing_program(name: &str) -> Error {
     Error::Message(format!("there is no program {name} in the BPF object sockets"))
 }
 
-fn attach_iterator(object: &Object, program: &str, record: &MapHandle) -> Result<Link> {
+pub fn attach_iterator(object: &Object, program: &str, record: &MapHandle) -> Result<Link> {
     let link = object.progs_mut().find(|p| p.name() == program).map(|p| p.attach_iter(record.as_fd()));
     link.ok_or_else(|| missing_program(program))?.context(|| "cannot iterate over the socket records".into())
 }

@@ -2,12 +2,18 @@
 
 use crate::address_kinds::assert_resolved;
 use crate::agent::web;
-use crate::fixture::{AgentFixture, ManifestFile, wait_until};
+use crate::fixture::{AgentFixture, ManifestFile, TIMEOUT, wait_until};
+use beeline_datapath::object::LoadConstants;
+use beeline_datapath::recount::Recounter;
 use beeline_datapath::share::{ShareTable, ShareUsage};
-use beeline_harness::{Cgroup, Client, DialKind, DialRequest, Errno, Socket, SocketFamily, TestNetwork, TestProgram};
+use beeline_harness::{
+    Cgroup, Client, DialKind, DialRequest, Errno, LoadConfig, LoadKind, Socket, SocketFamily, TestNetwork, TestProgram,
+};
+use beeline_model::row::Sizes;
 use serde_json::json;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+const TCP_RECORD_BYTES: u64 = 320;
 const UDP_RECORD_BYTES: u64 = 704;
 const RESERVE: u64 = 256 << 10;
 
@@ -49,9 +55,7 @@ fn send_from_many<'a>(clients: &'a [Client], sockets: usize) -> (Vec<Socket<'a>>
 
 #[test]
 fn sockets_of_one_pod_leave_room_for_the_sockets_of_others() {
-    let network = TestNetwork::new(1).unwrap();
-    let web_service = ManifestFile::service("web", 10).backed_by(&[(network.pod(0), "node-1")]);
-    let fixture = AgentFixture::with_manifests(network, &[web_service], &["--max-record-memory", "1"]);
+    let fixture = fixture_with_web(&["--max-record-memory", "1"]);
     let _server = fixture.network.pod(0).serve(8080).unwrap();
     let (many, few) = (share(&fixture, "many"), share(&fixture, "few"));
     let client = |cgroups: &[Cgroup]| Client::start(Some(&fixture.network.node().namespace), cgroups.last()).unwrap();
@@ -83,6 +87,87 @@ fn sockets_of_one_pod_leave_room_for_the_sockets_of_others() {
     assert_eq!(ShareTable::new(&fixture.maps()).unwrap().record_bytes_above_reserves(), 0);
     let again = [client(&many)];
     assert_eq!(send_from_many(&again, 100).0.len(), 100);
+}
+
+fn fixture_with_web(args: &[&str]) -> AgentFixture {
+    let network = TestNetwork::new(1).unwrap();
+    let web_service = ManifestFile::service("web", 10).backed_by(&[(network.pod(0), "node-1")]);
+    AgentFixture::with_manifests(network, &[web_service], args)
+}
+
+fn detach_release_hook(fixture: &AgentFixture) {
+    libbpf_rs::Link::open(fixture.link("sock_release")).unwrap().detach().unwrap();
+}
+
+#[test]
+fn sockets_that_close_without_the_release_hook_do_not_stay_charged() {
+    const SOCKETS: usize = 600;
+    let mut fixture = fixture_with_web(&["--sync-period", "1s"]);
+    let _server = fixture.network.pod(0).serve(8080).unwrap();
+    let (many, few) = (share(&fixture, "many"), share(&fixture, "few"));
+    let namespace = &fixture.network.node().namespace;
+    let client = |cgroups: &[Cgroup]| Client::start(Some(namespace), cgroups.last()).unwrap();
+    let (clients, others) = ([client(&many)], [client(&few)]);
+    let (kept, _) = send_from_many(&others, 100);
+    let tcp = others[0].tcp(SocketFamily::V4).unwrap();
+    tcp.connect(web()[0]).unwrap();
+    let live = 100 * UDP_RECORD_BYTES + TCP_RECORD_BYTES;
+    let (open, _) = send_from_many(&clients, SOCKETS);
+    assert_eq!(usage(&fixture).record_bytes, live + SOCKETS as u64 * UDP_RECORD_BYTES);
+    assert!(ShareTable::new(&fixture.maps()).unwrap().record_bytes_above_reserves() > 0);
+    // While an agent runs, it attaches the hook again.
+    detach_release_hook(&fixture);
+    drop(open);
+    let is_exact = |fixture: &AgentFixture| {
+        let table = ShareTable::new(&fixture.maps()).unwrap();
+        (table.usage().record_bytes, table.record_bytes_above_reserves()) == (live, 0)
+    };
+    wait_until("the records of closed sockets are not counted", || is_exact(&fixture));
+    fixture.running().wait_for("re-attached", TIMEOUT).unwrap();
+
+    // While no agent runs, nobody does.
+    let (open, _) = send_from_many(&clients, SOCKETS);
+    fixture.stop();
+    detach_release_hook(&fixture);
+    drop(open);
+    assert_eq!(usage(&fixture).record_bytes, live + SOCKETS as u64 * UDP_RECORD_BYTES, "nothing is taken back");
+    fixture.start(&["--sync-period", "1h"]);
+    wait_until("the next agent takes the charge back", || is_exact(&fixture));
+    drop((kept, tcp));
+    wait_until("no record is counted", || usage(&fixture).record_bytes == 0);
+}
+
+/// A socket that is opened or closed during a recount must not be taken for an error: the charge would be too low for ever.
+#[test]
+fn a_recount_beside_sockets_that_open_and_close_changes_no_correct_charge() {
+    let fixture = fixture_with_web(&["--sync-period", "1h"]);
+    let pod = fixture.network.pod(0);
+    let _server = pod.echo_service(8080).banner().start(&pod.namespace).unwrap();
+    let cgroups = share(&fixture, "pod");
+    let clients = [(); 3].map(|()| Client::start(Some(&fixture.network.node().namespace), cgroups.last()).unwrap());
+    let (kept, _) = send_from_many(&clients[..1], 400);
+    let live = 400 * UDP_RECORD_BYTES;
+    let sizes = Sizes::for_services(16);
+    let constants = LoadConstants { shards: 1, ..Default::default() };
+    let recounter = Recounter::new(&fixture.maps(), &sizes, 1, constants).unwrap();
+    for (client, kind) in clients[1..].iter().zip([LoadKind::UdpUnconnected, LoadKind::Tcp]) {
+        let load = LoadConfig { threads: 2, limit_ms: 60_000, ..LoadConfig::new(kind, [web()[0]]) };
+        client.start_load(load).unwrap();
+    }
+    let (start, mut recounts, mut lowest) = (Instant::now(), 0, u64::MAX);
+    while start.elapsed() < Duration::from_secs(5) {
+        recounter.run().unwrap();
+        recounts += 1;
+        lowest = lowest.min(usage(&fixture).record_bytes);
+    }
+    let dials: u64 = clients[1..].iter().map(|client| client.stop_load().unwrap().dials).sum();
+    println!("{recounts} recounts beside {dials} dials; lowest charge {lowest} of at least {live} bytes");
+    assert!(recounts > 20 && dials > 1000, "{recounts} recounts, {dials} dials");
+    assert!(lowest >= live, "{lowest} of {live} bytes were charged during the load");
+    wait_until("only the open sockets are counted", || usage(&fixture).record_bytes == live);
+    assert_eq!(recounter.run().unwrap(), 0, "nothing is left to correct");
+    drop(kept);
+    wait_until("no record is counted", || usage(&fixture).record_bytes == 0);
 }
 
 /// Dials the service from this many network namespaces, one after the other. A process needs no privilege for this: it may
