@@ -5,8 +5,9 @@
 # capabilities together must be enough, also under deploy/profiles/seccomp.json, and without each one a stage must fail. With
 # arguments: one run with only these capabilities.
 #
-# Stages: start and self-test; a connected UDP socket of another user in a network namespace, whose backend is removed; a
-# second start that adopts the tables; cleanup without any capability. All names are private and are removed.
+# Stages: start and self-test; SYS_ADMIN is in the namespace helper only; a connected UDP socket of another user in a network
+# namespace, whose backend is removed; a second start that adopts the tables; cleanup without any capability. All names are
+# private and are removed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -102,6 +103,28 @@ stop_agent() {
 
 status() { "$beeline" status --pin-dir "$pins" --socket "$dir/socket" -o json | tr -d ' \n' | grep -o "\"$1\":[^,}]*" | cut -d: -f2; }
 
+# Prints an error unless every thread of the agent has given up SYS_ADMIN, and its helper has SYS_ADMIN and NET_ADMIN only.
+check_helper() {
+    local main helper thread set
+    [[ " $capabilities " == *' sys_admin '* ]] || return 0
+    # --pin-dir is on the command line of unshare and bash, too; the agent itself runs $beeline.
+    for main in $(pgrep -f -- "--pin-dir $pins"); do
+        [[ /proc/$main/exe -ef $beeline ]] && break
+    done
+    [[ /proc/$main/exe -ef $beeline ]] || { echo 'the process of the agent was not found'; return; }
+    for thread in /proc/"$main"/task/*; do
+        for set in Inh Prm Eff Amb; do
+            (((0x$(awk "/^Cap$set/ { print \$2 }" "$thread/status") >> 21 & 1) == 0)) ||
+                echo "a thread of the agent has SYS_ADMIN (Cap$set)"
+        done
+    done
+    helper=$(cat /proc/"$main"/task/*/children)
+    helper=${helper// /}
+    [[ $helper ]] || { echo 'the agent has no helper'; return; }
+    [[ $(awk '/^Cap(Prm|Eff)/ { print $2 }' "/proc/$helper/status" | sort -u) == 0000000000201000 ]] ||
+        echo "the capabilities of the helper are $(grep ^Cap "/proc/$helper/status" | tr -s '\n\t' ' ')"
+}
+
 # Starts a process of another user in the cgroup and the namespace, with a connected UDP socket.
 dial() {
     (
@@ -125,9 +148,12 @@ time.sleep(60)'
 # --- one run: prints the stage that failed ---------------------------------------------------------------------
 
 stages() {
+    local output
     objects 10.244.9.1
     start_agent || { echo "start: $(tail -n 1 "$dir/log")"; return; }
     [[ $(status selfTest) == '"passed"' ]] || { echo "self-test: $(status selfTest)"; return; }
+    output=$(check_helper 2>&1)
+    [[ -z $output ]] || { echo "helper: $output"; return; }
     dial || { echo "dial: $(cat "$dir/client")"; return; }
     objects 10.244.9.2
     for _ in {1..30}; do

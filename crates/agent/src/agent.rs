@@ -29,6 +29,7 @@ use anyhow::Context;
 use beeline_cluster::ChangeBatch;
 use beeline_datapath::control::{CgroupRule, Control};
 use beeline_datapath::counter::CounterMaps;
+use beeline_datapath::namespace_opener::NamespaceOpener;
 use beeline_datapath::pod_address::PodAddressMap;
 use beeline_datapath::program::{Program, StartKind, shards};
 use beeline_datapath::reap::Reaper;
@@ -98,8 +99,13 @@ fn tables_written(program: &Program) -> Option<SystemTime> {
 }
 
 impl Agent {
-    /// `refusals` receives the planner's refusals, to be posted on the objects.
-    pub fn open(settings: AgentSettings, shared: SharedStores, refusals: Sender<Refusal>) -> anyhow::Result<Agent> {
+    /// `refusals` receives the planner's refusals, to be posted on the objects. `namespaces` opens files of pods.
+    pub fn open(
+        settings: AgentSettings,
+        shared: SharedStores,
+        refusals: Sender<Refusal>,
+        namespaces: Arc<NamespaceOpener>,
+    ) -> anyhow::Result<Agent> {
         let reconciler = Reconciler::open(&settings, refusals)?;
         let program = &reconciler.program;
         let control = program.control()?;
@@ -114,7 +120,7 @@ impl Agent {
         let excluded = settings.kernel.excluded_cgroups.iter().map(|path| (path.as_path(), CgroupRule::EXCLUDED));
         // Rules that an earlier agent wrote for pods stay until the pods are known again.
         control.add_rules(&excluded.collect::<Vec<_>>()).context("--exclude-cgroup")?;
-        let reaper = Reaper::new(program.maps(), &settings.kernel.sizes, shards(), program.constants()?);
+        let reaper = Reaper::new(program.maps(), &settings.kernel.sizes, shards(), program.constants()?, namespaces);
         let list = &settings.cluster_list;
         let exclusion = ExclusionRules::new(settings.kernel.sidecar_exclusion);
         let (excluded, configured) = (settings.kernel.excluded_cgroups.clone(), list.view_cgroups.clone());

@@ -14,9 +14,11 @@ use crate::supervisor::{self, SourceContext};
 use crate::{event_task, health_check, http, interface, main_loop, redirect_health};
 use anyhow::Context;
 use beeline_cluster::{Access, Feedback, ReportSettings};
+use beeline_datapath::namespace_opener::NamespaceOpener;
 use beeline_datapath::pin::PinDir;
 use beeline_model::rollout::RolloutReport;
 use std::net::SocketAddr;
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -29,6 +31,8 @@ use tokio::task::JoinSet;
 const REFUSAL_CAPACITY: usize = 256;
 /// The number of events that a slow monitor may lag behind.
 const EVENT_CAPACITY: usize = 4096;
+/// How often to check whether the namespace helper runs.
+const HELPER_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Set when the agent stops, for the thread that reads events.
 static STOPPING: AtomicBool = AtomicBool::new(false);
@@ -40,7 +44,14 @@ struct Listeners {
     dns: Option<DnsServer>,
 }
 
-pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
+/// `helper` is the process of `namespaces`, if there is one. The agent ends when it ends, because only a new agent can start
+/// another.
+pub async fn run(
+    mut settings: AgentSettings,
+    namespaces: NamespaceOpener,
+    helper: Option<Child>,
+) -> anyhow::Result<()> {
+    let namespaces = Arc::new(namespaces);
     check_access(&settings).await?;
     if !settings.fixed_addresses {
         settings.rules.own_addresses = interface::own_addresses().context("cannot read the interfaces' addresses")?;
@@ -51,7 +62,7 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
     let health = Arc::new(Health::new(settings.sync_period));
     let shared = shared_stores(&settings);
     let (refusals, posted_refusals) = mpsc::channel(REFUSAL_CAPACITY);
-    let mut agent = Agent::open(settings.clone(), shared.clone(), refusals)?;
+    let mut agent = Agent::open(settings.clone(), shared.clone(), refusals, namespaces.clone())?;
     let (report_sender, reports) = settings.report_interval.map(report_channel).unzip();
     agent.set_report_sender(report_sender);
     agent.set_dns(listeners.dns.as_ref().map(DnsServer::updater));
@@ -117,6 +128,9 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
     if let Some(dns) = listeners.dns {
         tasks.spawn(dns.serve());
     }
+    if let Some(helper) = helper {
+        tasks.spawn(watch_helper(helper));
+    }
     tasks.spawn(stop_signal());
     let first = tasks.join_next().await;
     // The main loop ends between two changes, never during one. The kernel keeps serving.
@@ -127,6 +141,15 @@ pub async fn run(mut settings: AgentSettings) -> anyhow::Result<()> {
     shared.snapshots.iter().for_each(|snapshots| snapshots.flush());
     crate::view::remove_view_cgroups(&settings.kernel.cgroup);
     first.map_or(Ok(()), |joined| joined.context("a task of the agent panicked")?)
+}
+
+async fn watch_helper(mut helper: Child) -> anyhow::Result<()> {
+    loop {
+        if let Some(status) = helper.try_wait().context("cannot wait for the namespace helper")? {
+            anyhow::bail!("the namespace helper ended ({status}); the next agent starts another");
+        }
+        tokio::time::sleep(HELPER_INTERVAL).await;
+    }
 }
 
 fn shared_stores(settings: &AgentSettings) -> SharedStores {

@@ -14,13 +14,17 @@ mod print;
 mod systemd;
 mod views;
 
+use beeline_datapath::namespace_opener;
 use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // The self-test of the agent starts this binary again, inside a cgroup below that of the agent.
-    if std::env::args().nth(1).as_deref() == Some("__self-test-dial") {
-        return beeline_agent::self_test_dial().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    // The agent starts this binary again: for its self-test, inside a cgroup below that of the agent, and to enter network
+    // namespaces.
+    match std::env::args().nth(1).as_deref() {
+        Some("__self-test-dial") => return exit_code_of(beeline_agent::self_test_dial().map_err(Into::into)),
+        Some(namespace_opener::ARGUMENT) => return exit_code_of(namespace_opener::serve().map_err(Into::into)),
+        _ => {}
     }
     let args = args::Args::parse();
     match command::run(args) {
@@ -30,6 +34,17 @@ fn main() -> ExitCode {
             ExitCode::from(command::exit_code(&error))
         }
     }
+}
+
+/// For the processes that the agent starts.
+fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
+    result.map_or_else(
+        |error| {
+            print::err(format_args!("beeline: {}", error_text(&error)));
+            ExitCode::FAILURE
+        },
+        |()| ExitCode::SUCCESS,
+    )
 }
 
 /// The chain of causes in one line. Some libraries repeat the text of the source in their own, so a cause that has been

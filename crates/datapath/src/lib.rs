@@ -12,6 +12,7 @@ pub mod exchange;
 pub mod kernel;
 pub mod mapped;
 pub mod memory;
+pub mod namespace_opener;
 pub mod netns;
 pub mod object;
 pub mod pin;

@@ -1,9 +1,11 @@
-//! Network namespaces of this host: finds them, reads their cookies and runs code in them.
+//! Network namespaces of this host: finds them, reads their cookies, and runs code and opens files in them.
 
 use crate::{Context, Result};
+use rustix::net::netlink::SOCK_DIAG;
+use rustix::net::{AddressFamily, SocketType};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -67,7 +69,6 @@ pub fn of_socket(socket_inode: u64) -> Option<File> {
 }
 
 fn namespace_of_fd(pid: i32, fd: i32) -> Option<File> {
-    use std::os::fd::FromRawFd;
     const SIOCGSKNS: libc::c_ulong = 0x894C;
     let pid = rustix::process::Pid::from_raw(pid)?;
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
@@ -78,20 +79,57 @@ fn namespace_of_fd(pid: i32, fd: i32) -> Option<File> {
 }
 
 /// Runs `work` in a network namespace, on a new thread, so that the namespace of the calling thread does not change.
-pub fn run_in<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> Result<T> {
+pub fn run_in<T: Send>(namespace: BorrowedFd<'_>, work: impl FnOnce() -> T + Send) -> Result<T> {
     std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            rustix::thread::move_into_link_name_space(
-                namespace.as_fd(),
-                Some(rustix::thread::LinkNameSpaceType::Network),
-            )
-            .context(|| "cannot enter a network namespace".into())?;
-            Ok(work())
-        });
+        let thread = scope.spawn(|| enter(namespace).map(|()| work()));
         thread
             .join()
             .unwrap_or_else(|_| Err(crate::Error::Message("code that ran in a network namespace panicked".into())))
     })
+}
+
+/// Moves the calling thread into a network namespace.
+pub fn enter(namespace: BorrowedFd<'_>) -> Result<()> {
+    rustix::thread::move_into_link_name_space(namespace, Some(rustix::thread::LinkNameSpaceType::Network))
+        .context(|| "cannot enter a network namespace".into())
+}
+
+/// A file that works in the network namespace in which it was opened, also if another thread uses it.
+#[derive(Clone, Copy)]
+pub enum NamespaceFile<'a> {
+    /// Runs a BPF program for each UDP socket. The descriptor is that of the program's link.
+    UdpIterator(BorrowedFd<'a>),
+    /// Netlink, for information on sockets and their destruction.
+    SockDiag,
+}
+
+impl<'a> NamespaceFile<'a> {
+    pub fn link(self) -> Option<BorrowedFd<'a>> {
+        match self {
+            NamespaceFile::UdpIterator(link) => Some(link),
+            NamespaceFile::SockDiag => None,
+        }
+    }
+
+    /// Opens the file in the namespace of the calling thread.
+    pub fn open(self) -> Result<OwnedFd> {
+        match self {
+            NamespaceFile::UdpIterator(link) => create_iterator(link),
+            NamespaceFile::SockDiag => rustix::net::socket(AddressFamily::NETLINK, SocketType::RAW, Some(SOCK_DIAG))
+                .context(|| "cannot open a netlink socket".into()),
+        }
+    }
+}
+
+fn create_iterator(link: BorrowedFd<'_>) -> Result<OwnedFd> {
+    // SAFETY: the call takes a descriptor and returns a new one, which this function then owns.
+    let iterator = unsafe { libbpf_rs::libbpf_sys::bpf_iter_create(link.as_raw_fd()) };
+    if iterator < 0 {
+        let error = std::io::Error::from_raw_os_error(-iterator);
+        return Err(error).context(|| "cannot start an iteration over sockets".into());
+    }
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(iterator) })
 }
 
 pub fn open(path: &Path) -> Result<File> {

@@ -4,15 +4,19 @@
 //! socket is still connected to that backend. `SocketRecordReader` lists all socket records for `beeline dump nat`.
 
 use crate::mapped::{bytes_of, from_bytes};
+use crate::namespace_opener::NamespaceOpener;
+use crate::netns::NamespaceFile;
 use crate::object::{self, LoadConstants, MapSet};
 use crate::{Context, Error, Result, abi, netns, recount, wire};
 use beeline_model::row::{OwnerId, Sizes};
 use beeline_model::{Address, Protocol};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::Read;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Maximum number of passes over the socket records when each of them is interrupted.
 const MAX_PASSES: usize = 4;
@@ -42,10 +46,17 @@ pub struct Reaper {
     destroy_list: MapHandle,
     /// Whether a BPF program destroys the sockets. False before Linux 6.5, where netlink is used instead.
     exact: bool,
+    namespaces: Arc<NamespaceOpener>,
 }
 
 impl Reaper {
-    pub fn new(maps: &MapSet, sizes: &Sizes, shards: u32, constants: LoadConstants) -> Result<Reaper> {
+    pub fn new(
+        maps: &MapSet,
+        sizes: &Sizes,
+        shards: u32,
+        constants: LoadConstants,
+        namespaces: Arc<NamespaceOpener>,
+    ) -> Result<Reaper> {
         let (object, exact) = match load(maps, sizes, shards, constants, true) {
             Ok(object) => (object, true),
             Err(error) => {
@@ -56,7 +67,7 @@ impl Reaper {
         let record = maps.handle("udp_record")?;
         let list_connected = attach_iterator(&object, "list_connected_udp", &record)?;
         let destroy_list = object::maps_of(&object)?.handle("destroy_list")?;
-        Ok(Reaper { object, list_connected, destroy_list, exact })
+        Ok(Reaper { object, list_connected, destroy_list, exact, namespaces })
     }
 
     pub fn is_exact(&self) -> bool {
@@ -95,15 +106,11 @@ impl Reaper {
         let by_path = path.and_then(|path| netns::open(path).ok());
         let namespace = by_path.or_else(|| sockets.iter().find_map(|s| netns::of_socket(s.raw.inode)));
         let Some(namespace) = namespace else { return Ok(0) };
-        netns::run_in(&namespace, || self.destroy_here(sockets))?
-    }
-
-    /// Destroys sockets of the network namespace of the calling thread.
-    fn destroy_here(&self, sockets: &[&ConnectedSocket]) -> Result<usize> {
         if !self.exact {
-            return Ok(sockets.iter().filter(|s| crate::sock_diag::destroy(&s.raw)).count());
+            let netlink = self.namespaces.open(namespace.as_fd(), NamespaceFile::SockDiag)?;
+            return Ok(sockets.iter().filter(|s| crate::sock_diag::destroy(netlink.as_fd(), &s.raw)).count());
         }
-        let result = self.list_for_destruction(sockets).and_then(|()| self.destroy_listed());
+        let result = self.list_for_destruction(sockets).and_then(|()| self.destroy_listed(namespace.as_fd()));
         // Also after a failure: a socket that stays listed would be destroyed if it connects to that backend again.
         for socket in sockets {
             let _ = self.destroy_list.delete(&socket.raw.cookie.to_ne_bytes());
@@ -122,14 +129,15 @@ impl Reaper {
     }
 
     /// Destroys the listed sockets of this namespace.
-    fn destroy_listed(&self) -> Result<usize> {
+    fn destroy_listed(&self, namespace: BorrowedFd<'_>) -> Result<usize> {
         let program = self.object.progs_mut().find(|p| p.name() == "destroy_listed");
         let program = program.ok_or_else(|| missing_program("destroy_listed"))?;
         let link = program.attach().context(|| "cannot iterate over UDP sockets".into())?;
         let mut destroyed = BTreeSet::new();
         for _ in 0..10 {
             let before = destroyed.len();
-            destroyed.extend(read_all(&link)?.0.chunks_exact(8).filter_map(from_bytes::<u64>));
+            let iterator = self.namespaces.open(namespace, NamespaceFile::UdpIterator(link.as_fd()))?;
+            destroyed.extend(read_all(File::from(iterator))?.0.chunks_exact(8).filter_map(from_bytes::<u64>));
             if destroyed.len() == before {
                 break;
             }
@@ -214,7 +222,8 @@ pub fn attach_iterator(object: &Object, program: &str, record: &MapHandle) -> Re
 fn list_entries(link: &Link) -> Result<Vec<abi::socket_entry>> {
     let mut entries = BTreeMap::new();
     for _ in 0..MAX_PASSES {
-        let (bytes, paused) = read_all(link)?;
+        let iterator = Iter::new(link).context(|| "cannot start an iteration over sockets".into())?;
+        let (bytes, paused) = read_all(iterator)?;
         let all = bytes.chunks_exact(size_of::<abi::socket_entry>()).filter_map(from_bytes::<abi::socket_entry>);
         entries.extend(all.map(|one| ((one.cookie, bytes_of(&one.peer).to_vec()), one)));
         if !paused {
@@ -225,8 +234,7 @@ fn list_entries(link: &Link) -> Result<Vec<abi::socket_entry>> {
 }
 
 /// Reads the whole output of an iterator, and returns whether the iterator paused before its end.
-fn read_all(link: &Link) -> Result<(Vec<u8>, bool)> {
-    let mut iter = Iter::new(link).context(|| "cannot start an iteration over sockets".into())?;
+fn read_all(mut iter: impl Read) -> Result<(Vec<u8>, bool)> {
     // The kernel pauses when the buffer is full, and uses at most 32 KiB. `read_to_end` would start with a few bytes.
     let (mut bytes, mut buffer, mut reads) = (Vec::new(), vec![0; 8 * 4096], 0);
     loop {

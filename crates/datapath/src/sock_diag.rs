@@ -5,8 +5,7 @@
 //! The message is written by hand because the netlink crates do not support SOCK_DESTROY.
 
 use crate::abi;
-use rustix::net::netlink::SOCK_DIAG;
-use rustix::net::{AddressFamily, SocketType};
+use std::os::fd::BorrowedFd;
 
 const SOCK_DESTROY: u16 = 21;
 const IPPROTO_UDP: u8 = 17;
@@ -35,7 +34,8 @@ struct Request {
     cookie: [u32; 2],
 }
 
-pub fn destroy(socket: &abi::socket_entry) -> bool {
+/// `netlink` is a socket of the family SOCK_DIAG in the namespace of the socket.
+pub fn destroy(netlink: BorrowedFd<'_>, socket: &abi::socket_entry) -> bool {
     const NLM_F_REQUEST_ACK: u16 = 5;
     let v4 = socket.peer.chosen.word[..3] == [0, 0, 0xffffu32.to_be()];
     // The kernel finds an AF_INET6 socket with a mapped peer as IPv4.
@@ -55,15 +55,14 @@ pub fn destroy(socket: &abi::socket_entry) -> bool {
         cookie: [socket.cookie as u32, (socket.cookie >> 32) as u32],
         ..Default::default()
     };
-    send_request(crate::mapped::bytes_of(&request)).is_some_and(|errno| errno == 0)
+    send_request(netlink, crate::mapped::bytes_of(&request)).is_some_and(|errno| errno == 0)
 }
 
 /// Returns the error number of the response; 0 means success.
-fn send_request(message: &[u8]) -> Option<i32> {
-    let socket = rustix::net::socket(AddressFamily::NETLINK, SocketType::RAW, Some(SOCK_DIAG)).ok()?;
-    rustix::net::send(&socket, message, rustix::net::SendFlags::empty()).ok()?;
+fn send_request(netlink: BorrowedFd<'_>, message: &[u8]) -> Option<i32> {
+    rustix::net::send(netlink, message, rustix::net::SendFlags::empty()).ok()?;
     let mut response = [0u8; 512];
-    let (_, length) = rustix::net::recv(&socket, &mut response[..], rustix::net::RecvFlags::empty()).ok()?;
+    let (_, length) = rustix::net::recv(netlink, &mut response[..], rustix::net::RecvFlags::empty()).ok()?;
     // The response is a nlmsghdr (16 bytes), followed by the error number.
     response.get(16..20).filter(|_| length >= 20).map(|b| i32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
 }

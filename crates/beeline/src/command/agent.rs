@@ -4,7 +4,7 @@ use super::serve::serve;
 use super::usage;
 use crate::options::Options;
 use anyhow::bail;
-use beeline_datapath::cgroup;
+use beeline_datapath::{cgroup, namespace_opener};
 use rustix::fs::statfs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,7 +17,9 @@ pub fn run(options: Options) -> anyhow::Result<ExitCode> {
     let settings = options.settings().map_err(usage)?;
     check_cgroup(&settings.kernel.cgroup).map_err(usage)?;
     check_pin_dir(&settings.kernel.pin_dir).map_err(usage)?;
-    serve(2, options.log_format.unwrap_or_default(), beeline_agent::run(settings))
+    // Before the first thread is started: afterwards CAP_SYS_ADMIN could not be given up for all of them.
+    let (namespaces, helper) = namespace_opener::start()?;
+    serve(2, options.log_format.unwrap_or_default(), beeline_agent::run(settings, namespaces, helper))
 }
 
 fn check_cgroup(cgroup: &Path) -> anyhow::Result<()> {

@@ -7,6 +7,7 @@ mod accepted;
 mod address_kinds;
 mod agent;
 mod agent_dial;
+mod capability;
 mod coexist;
 mod identity;
 mod message_batch;
