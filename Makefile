@@ -62,7 +62,7 @@ check: ## check formatting, lints, naming rules, licences of dependencies, shell
 	cargo fmt --all --check
 	clang-format-19 --dry-run -Werror $(wildcard bpf/*.[ch] testing/*/bpf/*.[ch])
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy --workspace --test cluster --test api_server --test kubeedge --test outside --test guest -- -D warnings
+	cargo clippy --workspace --test cluster --test api_server --test kubeedge --test outside --test guest --test packet --test packet_kube_proxy -- -D warnings
 	cargo clippy --workspace --bin beeline --no-default-features -- -D warnings
 	cargo test --workspace --test naming
 	cargo-deny --log-level error check bans licenses sources

@@ -4,7 +4,7 @@
 #   scripts/cargo-test.sh PART...
 #
 #   host           all tests that need no cluster, on the running kernel
-#   server         agent and controller against a real etcd and kube-apiserver
+#   server         agent and controller against a real etcd and kube-apiserver, and kube-proxy against the packet tests
 #   cluster        in a real three-node Kubernetes, which this script starts and removes
 #   outside-basic  from hosts outside such a cluster with kube-proxy: routed, macvlan, edge, invalid claims
 #   outside        all tests from hosts outside: also by node, changing routes, three clusters under faults
@@ -22,7 +22,10 @@ mkdir -p "$(dirname "$log")"
 # Every part uses --workspace, because another selection of packages enables other features and rebuilds dependencies.
 host() { cargo test --workspace --no-fail-fast; }
 
-server() { "$kit" build --helm && cargo test --workspace --test api_server -- --test-threads=1; }
+server() {
+    "$kit" build --helm &&
+        cargo test --workspace --no-fail-fast --test api_server --test packet_kube_proxy -- --test-threads=1
+}
 
 cluster() { in_cluster cluster ""; }
 

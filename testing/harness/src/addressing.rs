@@ -36,7 +36,7 @@ pub(crate) fn pod_address(node: u8, number: u8) -> (Ipv4Addr, Ipv6Addr) {
 }
 
 /// Returns the number whose hexadecimal digits read like the decimal digits of `number`.
-fn digits(number: u8) -> u16 {
+pub(crate) fn digits(number: u8) -> u16 {
     let number = u16::from(number);
     (number / 100) << 8 | (number / 10 % 10) << 4 | (number % 10)
 }
@@ -50,7 +50,12 @@ pub(crate) fn outside(v4: Ipv4Addr, v6: Ipv6Addr) -> String {
 
 /// A link from the outside host's bridge to a node's eth0.
 pub(crate) fn node_link(number: u8, namespace: &str) -> String {
-    bridge_port(&format!("node{number}"), "bridge0", namespace)
+    node_link_of(&format!("node{number}"), namespace)
+}
+
+/// A link from the outside host's bridge to the eth0 of another host.
+pub(crate) fn node_link_of(port: &str, namespace: &str) -> String {
+    bridge_port(port, "bridge0", namespace)
 }
 
 /// A link from a node's bridge to a pod's eth0.

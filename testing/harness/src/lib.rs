@@ -36,6 +36,7 @@ mod loaded_program;
 mod manifest_dir;
 mod netns;
 mod network;
+pub mod packet;
 mod probe;
 mod program;
 pub mod protocol;

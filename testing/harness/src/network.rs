@@ -33,6 +33,8 @@ pub struct TestNetwork {
     pub outside: TestHost,
     /// The cgroup that contains every process of this network.
     pub root: Cgroup,
+    /// Part of the names of all namespaces.
+    number: u32,
 }
 
 #[derive(Debug)]
@@ -58,7 +60,7 @@ impl TestNetwork {
         let builder = Builder::new()?;
         let outside = builder.outside()?;
         let nodes = (1..).zip(pods).map(|(number, _)| builder.node(number, pods, &outside)).collect::<Result<_>>()?;
-        Ok(TestNetwork { nodes, outside, root: builder.root })
+        Ok(TestNetwork { nodes, outside, number: builder.number, root: builder.root })
     }
 
     /// The host of the first node.
@@ -74,6 +76,11 @@ impl TestNetwork {
     /// Returns a pod by its index across all nodes. Index 0 is pod-a.
     pub fn pod(&self, number: usize) -> &TestHost {
         self.pods().nth(number).unwrap_or_else(|| panic!("the test network has no pod {number}"))
+    }
+
+    /// Adds a host without links. Its processes are not in the cgroup of a node.
+    pub(crate) fn add_host(&self, name: &str, (v4, v6): (Ipv4Addr, Ipv6Addr)) -> Result<TestHost> {
+        create_host(self.number, name, self.root.child(name)?, v4, v6)
     }
 
     pub fn pods(&self) -> impl Iterator<Item = &TestHost> {
@@ -94,9 +101,7 @@ impl Builder {
     }
 
     fn host(&self, name: &str, cgroup: Cgroup, v4: Ipv4Addr, v6: Ipv6Addr) -> Result<TestHost> {
-        let namespace = NetworkNamespace::create(format!("bl{}-{}-{name}", std::process::id(), self.number))?;
-        namespace.sysctl(addressing::SYSCTL)?;
-        Ok(TestHost { name: name.into(), namespace, cgroup, v4, v6 })
+        create_host(self.number, name, cgroup, v4, v6)
     }
 
     fn outside(&self) -> Result<TestHost> {
@@ -127,6 +132,12 @@ impl Builder {
         pod.namespace.ip(&addressing::pod(node, v4, v6)).context("cannot configure a pod")?;
         Ok(pod)
     }
+}
+
+fn create_host(network: u32, name: &str, cgroup: Cgroup, v4: Ipv4Addr, v6: Ipv6Addr) -> Result<TestHost> {
+    let namespace = NetworkNamespace::create(format!("bl{}-{network}-{name}", std::process::id()))?;
+    namespace.sysctl(addressing::SYSCTL)?;
+    Ok(TestHost { name: name.into(), namespace, cgroup, v4, v6 })
 }
 
 /// pod-a to pod-z, then pod-27, pod-28, ...
