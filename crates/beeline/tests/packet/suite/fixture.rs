@@ -9,6 +9,8 @@ use serde_json::json;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+/// Name of the servers that listen on nodePorts. A hostNetwork backend on node-1 has another name.
+pub const NODE_SOCKET: &str = "node-1-socket";
 /// Timeout of all waits; long, because the machine may be busy.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Services with numbers above this one are those of [`PacketFixture::wait_until_programmed`].
@@ -168,6 +170,6 @@ impl<'a> PacketFixture<'a> {
         let second = IpFamily::ALL.map(|family| self.network.node_second(family));
         let addresses = [IpAddr::from(node.v4), node.v6.into()].into_iter().chain(second);
         let sockets = addresses.map(|address| SocketAddr::from((address, service.node_port())));
-        EchoService::new(&node.name, sockets).start(&node.namespace).unwrap()
+        EchoService::new(NODE_SOCKET, sockets).start(&node.namespace).unwrap()
     }
 }

@@ -1,7 +1,7 @@
 //! UDP flows that live longer than the state of their Service.
 
 use super::driver::DriverKind;
-use super::fixture::PacketFixture;
+use super::fixture::{NODE_SOCKET, PacketFixture};
 use super::service::{PacketService, TrafficPolicy};
 use beeline_harness::packet::{Flow, FlowProtocol, FlowResult};
 use std::time::{Duration, Instant};
@@ -68,7 +68,7 @@ pub fn is_picked_up_by_a_new_service(fixture: &mut PacketFixture<'_>) {
     let flows = fixture.open_all(FlowProtocol::Udp, &service);
     for (title, flow) in &flows {
         let result = flow.ask();
-        assert!(["outside", "node-1"].contains(&result.name()), "before the Service: {title}: {result:?}");
+        assert!(["outside", NODE_SOCKET].contains(&result.name()), "before the Service: {title}: {result:?}");
     }
     fixture.driver.apply(&service.manifest());
     let limit = fixture.driver.kind().change_limit();
