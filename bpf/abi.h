@@ -11,6 +11,7 @@
  */
 #pragma once
 #include "abi_share.h"
+#include "abi_stat.h"
 
 /* An IPv4 address is stored IPv4-mapped (::ffff:a.b.c.d): both families share maps and code. */
 struct address {
@@ -23,10 +24,10 @@ struct address {
  */
 #ifdef BEELINE_OTHER_LAYOUT
 /* A second layout for the upgrade tests: the same meaning, other sizes. */
-enum layout { LAYOUT = 1005 };
+enum layout { LAYOUT = 1006 };
 #define OTHER_LAYOUT_PAD __u64 other_layout;
 #else
-enum layout { LAYOUT = 5 };
+enum layout { LAYOUT = 6 };
 #define OTHER_LAYOUT_PAD
 #endif
 
@@ -162,6 +163,10 @@ struct set {
 };
 
 /* ---- backend: written once, except for its state ---- */
+enum backend_flag {
+    BACKEND_UDP = 1, /* the map `backend_index` has a row for this backend */
+};
+
 struct backend {
     struct address address;
     __be16 port;
@@ -270,10 +275,17 @@ enum name_kind {
 };
 
 /* ---- rows that the kernel writes ---- */
+enum affinity_family {
+    AFFINITY_V4 = 4,
+    AFFINITY_V6 = 6,
+    AFFINITY_BY_ADDRESS = 16, /* flag: the client is a source address (packet path) */
+};
+
 struct affinity_key {
-    __u64 client; /* network namespace cookie */
+    /* A source address, or the cookie of a network namespace in the first two words. */
+    struct address client;
     __u32 owner;
-    __u32 family;
+    __u32 family; /* enum affinity_family */
 };
 
 struct affinity {
@@ -294,24 +306,6 @@ struct counters {
     __u64 source_denied;
     __u64 limited;
     __u64 pad;
-};
-
-enum stat {
-    STAT_RECORD_FAILED = 0, /* a socket record could not be stored */
-    STAT_RECORD_OVERFLOW = 1, /* a UDP socket uses more services than its record holds */
-    STAT_SEND_FAILED = 2, /* an unconnected send failed because its record was not stored */
-    STAT_EVENT_LOST = 3,
-    STAT_SOURCE_UNKNOWN = 4,
-    STAT_BOUND_LOOPBACK = 5, /* not resolved: the socket is bound to a loopback address */
-    STAT_AGENT_DOWN = 6, /* not resolved: no agent for longer than the configured time */
-    STAT_RACED_OUT = 7, /* three picks in a row raced with a change */
-    STAT_EXCLUDED = 8,
-    STAT_NO_PORT = 9, /* refused: the ClusterIP is known and has no such port */
-    STAT_EVENT_LIMITED = 10, /* an event was not reported: its cgroup had used up its rate */
-    STAT_AFFINITY_FULL = 11, /* a client's backend was not stored: its share has no room */
-    STAT_REDIRECT_REFUSED = 12, /* a redirect's backend refused the connection */
-    STAT_REDIRECT_SKIPPED = 13, /* a redirect passed the dial on: its backend is suspended */
-    STATS = 16,
 };
 
 /* One translation in the record of a socket. */
@@ -384,6 +378,8 @@ struct control {
     __u64 record_limit; /* bytes of socket records above the reserves; 0 means no limit */
     struct address host4; /* source address of the host's own dials, mapped; zero means unknown */
     struct address host6;
+    __u32 packet_flags; /* enum packet_flag */
+    __u32 pad;
 };
 
 /* ---- cgroup: a rule for the processes below a cgroup; read as ONE u64 ---- */
@@ -430,6 +426,7 @@ enum reason {
 enum hook {
     HOOK_CONNECT = 1,
     HOOK_SEND = 2,
+    HOOK_PACKET = 3,
 };
 
 struct event {
@@ -454,6 +451,9 @@ struct event {
     __u32 limited; /* as in struct verdict */
     __u32 view; /* view of the process that dialled */
     char process[16];
+    struct address source; /* HOOK_PACKET: source address of the packet */
+    __be16 source_port;
+    __u16 pad2[3];
 };
 
 /* ---- input and output of the decision ---- */
@@ -471,7 +471,8 @@ struct dial {
     __u8 scope;
     __u8 source_known;
     __u8 host; /* the client is in the host's own network namespace */
-    __u16 pad;
+    __u8 packet; /* a packet and not a socket: the source address identifies the client */
+    __u8 pad;
     __u64 share; /* the share of the client, see share.h */
     /* Ancestor cgroups of the client at `member_levels`; set only for SET_SELF_NEXT. */
     __u64 cgroup[MEMBER_LEVELS];

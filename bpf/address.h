@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /* Functions on addresses. An IPv4 address is always in IPv4-mapped form. */
 #pragma once
-#include "abi.h"
+#include "abi_packet.h"
 
 static __always_inline struct address mapped(__be32 ip)
 {
@@ -19,6 +19,11 @@ static __always_inline bool same_address(const struct address *a, const struct a
 {
     return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
            a->word[3] == b->word[3];
+}
+
+static __always_inline bool is_zero(const struct address *a)
+{
+    return !(a->word[0] | a->word[1] | a->word[2] | a->word[3]);
 }
 
 static __always_inline bool is_loopback(const struct address *a)

@@ -50,29 +50,26 @@ static __always_inline bool is_within_rate(__u64 cgroup, __u64 now)
     return true;
 }
 
-static __always_inline void report(const struct control *c, __u8 hook, const struct dial *d,
-                                   const struct verdict *v)
+/* Returns a new event with everything but the fields of the process; NULL if there is no room. */
+static __always_inline struct event *new_event(__u64 cgroup, __u8 hook, const struct dial *d,
+                                               const struct verdict *v)
 {
-    __u64 now, cgroup;
+    __u64 now = bpf_ktime_get_ns();
     struct event *e;
 
-    if (!is_reported(c, d, v))
-        return;
-    now = bpf_ktime_get_ns();
-    cgroup = bpf_get_current_cgroup_id();
     if (!is_within_rate(cgroup, now)) {
         count_stat(STAT_EVENT_LIMITED);
-        return;
+        return NULL;
     }
     e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
     if (!e) {
         count_stat(STAT_EVENT_LOST);
-        return;
+        return NULL;
     }
+    __builtin_memset(e, 0, sizeof(*e));
     e->time = now;
     e->cgroup = cgroup;
     e->netns = d->client;
-    e->pid = bpf_get_current_pid_tgid() >> 32;
     e->owner = v->owner;
     e->dialled = d->address;
     e->chosen = v->address;
@@ -85,10 +82,39 @@ static __always_inline void report(const struct control *c, __u8 hook, const str
     e->reason = v->reason;
     e->hook = hook;
     e->affinity = v->affinity;
-    e->pad = 0;
     e->set = v->set;
     e->limited = v->limited;
     e->view = d->view;
+    return e;
+}
+
+static __always_inline void report(const struct control *c, __u8 hook, const struct dial *d,
+                                   const struct verdict *v)
+{
+    struct event *e;
+
+    if (!is_reported(c, d, v))
+        return;
+    e = new_event(bpf_get_current_cgroup_id(), hook, d, v);
+    if (!e)
+        return;
+    e->pid = bpf_get_current_pid_tgid() >> 32;
     bpf_get_current_comm(e->process, sizeof(e->process));
+    bpf_ringbuf_submit(e, 0);
+}
+
+/* A packet belongs to no process. All packets share the rate of cgroup 0. */
+static __always_inline void report_packet(const struct control *c, const struct dial *d,
+                                          __be16 source_port, const struct verdict *v)
+{
+    struct event *e;
+
+    if (!is_reported(c, d, v))
+        return;
+    e = new_event(0, HOOK_PACKET, d, v);
+    if (!e)
+        return;
+    e->source = d->source;
+    e->source_port = source_port;
     bpf_ringbuf_submit(e, 0);
 }

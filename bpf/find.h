@@ -249,11 +249,11 @@ static __always_inline __u32 port_number(__be16 port)
     return number;
 }
 
-static __always_inline bool find_frontend(const struct dial *d, struct hit *hit)
+/* Also stores the key of the row that was found. `key` is zeroed by the caller. */
+static __always_inline bool find_frontend_key(const struct filter *f, const struct dial *d,
+                                              struct frontend_key *key, struct hit *hit)
 {
-    struct frontend_key key = {};
-    __u32 zero = 0, port = port_number(d->port), bits;
-    struct filter *f = bpf_map_lookup_elem(&filter, &zero);
+    __u32 port = port_number(d->port), bits;
     bool in_range;
 
     if (!f || (d->protocol != IPPROTO_TCP && d->protocol != IPPROTO_UDP))
@@ -265,27 +265,35 @@ static __always_inline bool find_frontend(const struct dial *d, struct hit *hit)
     if (!bits && !in_range)
         return false;
 
-    key.address = d->address;
-    replace_any_by_loopback(&key.address);
-    key.view = d->view;
-    key.port = d->port;
-    key.protocol = d->protocol;
-    key.scope = d->scope;
+    key->address = d->address;
+    replace_any_by_loopback(&key->address);
+    key->view = d->view;
+    key->port = d->port;
+    key->protocol = d->protocol;
+    key->scope = d->scope;
     hit->foreign = 0;
-    if (bits & PORT_FRONTEND && lookup_frontend(f, &key, hit))
+    if (bits & PORT_FRONTEND && lookup_frontend(f, key, hit))
         return true;
     if (in_range) {
-        key.port = 0;
-        key.protocol = 0;
-        if (lookup_frontend(f, &key, hit))
+        key->port = 0;
+        key->protocol = 0;
+        if (lookup_frontend(f, key, hit))
             return true;
-        key.port = d->port;
-        key.protocol = d->protocol;
+        key->port = d->port;
+        key->protocol = d->protocol;
     }
     if (bits & PORT_NODE) {
-        struct address at = key.address;
+        struct address at = key->address;
 
-        return find_node_port(f, &at, &key, d->host, hit);
+        return find_node_port(f, &at, key, d->host, hit);
     }
     return false;
+}
+
+static __always_inline bool find_frontend(const struct dial *d, struct hit *hit)
+{
+    struct frontend_key key = {};
+    __u32 zero = 0;
+
+    return find_frontend_key(bpf_map_lookup_elem(&filter, &zero), d, &key, hit);
 }

@@ -208,6 +208,68 @@ struct mptcp_sock {
     struct sock *first;
 } KERNEL_STRUCT;
 
+/* The context of a tc program; only the fields up to the last one that is used. */
+struct __sk_buff {
+    __u32 len;
+    __u32 pkt_type;
+    __u32 mark;
+    __u32 queue_mapping;
+    __be32 protocol;
+    __u32 vlan_present;
+    __u32 vlan_tci;
+    __u32 vlan_proto;
+    __u32 priority;
+    __u32 ingress_ifindex;
+    __u32 ifindex;
+};
+
+enum { BPF_HDR_START_NET = 1 };
+enum { PACKET_HOST = 0, PACKET_OTHERHOST = 3 };
+enum { ETH_P_IP = 0x0800, ETH_P_IPV6 = 0x86dd };
+enum { TC_ACT_UNSPEC = -1, TC_ACT_SHOT = 2 };
+enum { AF_INET = 2, AF_INET6 = 10 };
+
+struct bpf_sock_tuple {
+    union {
+        struct {
+            __be32 saddr;
+            __be32 daddr;
+            __be16 sport;
+            __be16 dport;
+        } ipv4;
+        struct {
+            __be32 saddr[4];
+            __be32 daddr[4];
+            __be16 sport;
+            __be16 dport;
+        } ipv6;
+    };
+};
+
+enum { BPF_FIB_LKUP_RET_NOT_FWDED = 4 };
+
+struct bpf_fib_lookup {
+    __u8 family;
+    __u8 l4_protocol;
+    __be16 sport;
+    __be16 dport;
+    __u16 tot_len;
+    __u32 ifindex;
+    __u32 tos;
+    union {
+        __be32 ipv4_src;
+        __u32 ipv6_src[4];
+    };
+    union {
+        __be32 ipv4_dst;
+        __u32 ipv6_dst[4];
+    };
+    __be16 h_vlan_proto;
+    __be16 h_vlan_TCI;
+    __u8 smac[6];
+    __u8 dmac[6];
+};
+
 struct seq_file;
 struct bpf_map;
 

@@ -5,6 +5,7 @@
  * endpoint is a few stores and no system call.
  */
 #pragma once
+#include "abi_packet.h"
 #include "suspension.h"
 
 #define TABLE(name_, type_, key_, value_, size_, flags_)                                           \
@@ -22,6 +23,7 @@ TABLE(frontend, BPF_MAP_TYPE_HASH, struct frontend_key, struct frontend, 1024, 0
 TABLE(set, BPF_MAP_TYPE_ARRAY, __u32, struct set, 1024, BPF_F_MMAPABLE);
 TABLE(slot, BPF_MAP_TYPE_ARRAY, __u32, __u32, 1024, BPF_F_MMAPABLE);
 TABLE(backend, BPF_MAP_TYPE_ARRAY, __u32, struct backend, 1024, BPF_F_MMAPABLE);
+TABLE(backend_index, BPF_MAP_TYPE_HASH, struct backend_index_key, __u32, 1024, BPF_F_NO_PREALLOC);
 TABLE(node, BPF_MAP_TYPE_HASH, struct address, struct node, 1024, 0);
 TABLE(source, BPF_MAP_TYPE_LPM_TRIE, struct source_key, __u32, 1024, BPF_F_NO_PREALLOC);
 TABLE(bucket, BPF_MAP_TYPE_ARRAY, __u32, struct bucket, 1024, BPF_F_MMAPABLE);
@@ -29,6 +31,8 @@ TABLE(member, BPF_MAP_TYPE_HASH, struct member_key, __u32, 1024, BPF_F_NO_PREALL
 TABLE(pod, BPF_MAP_TYPE_HASH, __u64, struct pod, 4096, BPF_F_NO_PREALLOC);
 TABLE(names, BPF_MAP_TYPE_ARRAY, __u32, struct name, 1024, BPF_F_MMAPABLE);
 TABLE(cgroup, BPF_MAP_TYPE_HASH, __u64, struct cgroup_rule, 1024, 0);
+TABLE(pod_range, BPF_MAP_TYPE_LPM_TRIE, struct pod_range_key, __u32, 1024, BPF_F_NO_PREALLOC);
+TABLE(device, BPF_MAP_TYPE_HASH, __u32, struct device, 4096, BPF_F_NO_PREALLOC);
 TABLE(control, BPF_MAP_TYPE_ARRAY, __u32, struct control, 1, BPF_F_MMAPABLE);
 
 /* Maps that the programs write. */

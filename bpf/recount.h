@@ -51,7 +51,8 @@ static __always_inline int count_record(__u64 id, __s64 bytes)
     return 0;
 }
 
-/* These write no output. The kernel pauses an iteration only for output, and may then skip records. */
+/* These write no output. The kernel pauses an iteration only for output, and may then skip records.
+ */
 #define COUNT(name, type, bytes)                                                                   \
     SEC("iter/bpf_sk_storage_map")                                                                 \
     int name(struct bpf_iter__bpf_sk_storage_map *ctx)                                             \

@@ -28,6 +28,18 @@ const volatile __u64 host_netns; /* cookie of the host's own network namespace *
 /* SO_PRIORITY of the sockets with which the agent dials its API servers; 0: none */
 const volatile __u32 agent_priority;
 
+static __always_inline bool is_agent_down(const struct control *c)
+{
+    __u64 now = bpf_ktime_get_ns();
+
+    /* Signed, because the agent may have written a heartbeat after this CPU read the clock. */
+    if (!c->agent_down_timeout ||
+        (__s64)(now - READ_ONCE(c->heartbeat)) <= (__s64)c->agent_down_timeout)
+        return false;
+    count_stat(STAT_AGENT_DOWN);
+    return true;
+}
+
 static __always_inline void use_backend(const struct backend *b, __u32 id, __u32 state,
                                         struct verdict *v)
 {
@@ -81,19 +93,24 @@ static __always_inline struct affinity_key affinity_key_of(const struct dial *d,
                                                            const struct set *s)
 {
     struct affinity_key key = {
-        .client = d->client,
         .owner = s->owner,
-        .family = is_v4(&d->address) ? 4 : 6,
+        .family = is_v4(&d->address) ? AFFINITY_V4 : AFFINITY_V6,
     };
 
+    if (d->packet) {
+        key.client = d->source;
+        key.family |= AFFINITY_BY_ADDRESS;
+    } else {
+        key.client.word[0] = d->client;
+        key.client.word[1] = d->client >> 32;
+    }
     return key;
 }
 
-static __always_inline bool use_affinity(const struct dial *d, const struct set *s,
-                                         struct verdict *v)
+static __always_inline bool use_affinity(const struct affinity_key *key, const struct dial *d,
+                                         const struct set *s, struct verdict *v)
 {
-    struct affinity_key key = affinity_key_of(d, s);
-    struct affinity *a = bpf_map_lookup_elem(&affinity, &key);
+    struct affinity *a = bpf_map_lookup_elem(&affinity, key);
 
     /* Signed, because another CPU may have renewed the row after this CPU read the clock. */
     if (!a || a->epoch != epoch || (__s64)(d->now - a->used) > (__s64)s->affinity * 1000000000LL)
@@ -105,11 +122,10 @@ static __always_inline bool use_affinity(const struct dial *d, const struct set 
     return true;
 }
 
-static __always_inline void store_affinity(const struct dial *d, const struct set *s,
-                                           const struct verdict *v)
+static __always_inline void store_affinity(const struct affinity_key *key, const struct dial *d,
+                                           const struct set *s, const struct verdict *v)
 {
-    struct affinity_key key = affinity_key_of(d, s);
-    struct affinity *old = bpf_map_lookup_elem(&affinity, &key);
+    struct affinity *old = bpf_map_lookup_elem(&affinity, key);
     __u64 share = old ? old->share : charge_affinity(d->share);
     struct affinity a = {
         .backend = v->backend,
@@ -120,7 +136,7 @@ static __always_inline void store_affinity(const struct dial *d, const struct se
         .timeout = s->affinity,
     };
 
-    if (share && (!bpf_map_update_elem(&affinity, &key, &a, old ? BPF_EXIST : BPF_NOEXIST) || old))
+    if (share && (!bpf_map_update_elem(&affinity, key, &a, old ? BPF_EXIST : BPF_NOEXIST) || old))
         return;
     count_stat(STAT_AFFINITY_FULL);
     if (share)
@@ -241,6 +257,8 @@ __attribute__((noinline)) int keep_recorded(const struct dial *d, const struct h
 static __always_inline bool pick_from_set(const struct dial *d, const struct set *s,
                                           struct verdict *v)
 {
+    struct affinity_key key;
+
     if (!((READ_ONCE(s->span) >> 32) & 0xffff))
         return false;
     if (d->prefer && reuse_backend(s, d->prefer, d->prefer_generation, v))
@@ -252,11 +270,12 @@ static __always_inline bool pick_from_set(const struct dial *d, const struct set
     }
     if (!s->affinity)
         return pick(d, s, v);
-    if (use_affinity(d, s, v) && !skips_backend(d, s, v))
+    key = affinity_key_of(d, s);
+    if (use_affinity(&key, d, s, v) && !skips_backend(d, s, v))
         return true;
     if (!pick(d, s, v))
         return false;
-    store_affinity(d, s, v);
+    store_affinity(&key, d, s, v);
     return true;
 }
 

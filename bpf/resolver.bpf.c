@@ -58,11 +58,6 @@ static __always_inline struct address bound_address(struct bpf_sock *sk, int fam
     return a;
 }
 
-static __always_inline bool is_zero(const struct address *a)
-{
-    return !(a->word[0] | a->word[1] | a->word[2] | a->word[3]);
-}
-
 /*
  * The source address that the application chose: by IP_PKTINFO or IPV6_PKTINFO for one message,
  * else by bind(). The kernel passes both to a send hook in msg_src_ip. All zero means none.
@@ -175,18 +170,6 @@ static __always_inline bool is_excluded(const struct control *c, struct dial *d)
         return false;
     }
     count_stat(STAT_EXCLUDED);
-    return true;
-}
-
-static __always_inline bool is_agent_down(const struct control *c)
-{
-    __u64 now = bpf_ktime_get_ns();
-
-    /* Signed, because the agent may have written a heartbeat after this CPU read the clock. */
-    if (!c->agent_down_timeout ||
-        (__s64)(now - READ_ONCE(c->heartbeat)) <= (__s64)c->agent_down_timeout)
-        return false;
-    count_stat(STAT_AGENT_DOWN);
     return true;
 }
 

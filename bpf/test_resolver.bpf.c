@@ -45,6 +45,12 @@ static __always_inline void pause_some(const struct loop_state *s)
         bpf_loop(MAX_PAUSE_ROUNDS, is_past, &end, 0);
 }
 
+/* Not inlined, because its variables would take too much of the stack below decide(). */
+static __noinline bool find_one(const struct dial *d, struct hit *hit)
+{
+    return find_frontend(d, hit);
+}
+
 static long resolve_next(__u32 i, struct loop_state *s)
 {
     struct verdict v = {};
@@ -56,7 +62,7 @@ static long resolve_next(__u32 i, struct loop_state *s)
     if (s->loop.spread > 1)
         s->loop.dial.address.word[3] =
             bpf_htonl(s->first_address + ((__u64)bpf_get_prandom_u32() * s->loop.spread >> 32));
-    if (find_frontend(&s->loop.dial, &hit)) {
+    if (find_one(&s->loop.dial, &hit)) {
         if (s->loop.pause)
             pause_some(s);
         decide(&s->loop.dial, &hit, &v);

@@ -4,7 +4,7 @@ use libbpf_cargo::SkeletonBuilder;
 use std::env;
 use std::path::PathBuf;
 
-const OBJECTS: [&str; 5] = ["layout", "resolver", "test_resolver", "sockets", "refusal"];
+const OBJECTS: [&str; 6] = ["layout", "resolver", "test_resolver", "sockets", "refusal", "packet"];
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));

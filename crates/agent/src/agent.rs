@@ -2,6 +2,7 @@
 //! synchronous; only the thread of the main loop calls it.
 
 mod cgroup;
+mod packet;
 mod status;
 
 use crate::cgroup_rules::CgroupRules;
@@ -9,6 +10,8 @@ use crate::cluster_id::ClusterIdStore;
 use crate::dns::DnsUpdater;
 use crate::event_level::EventLevelState;
 use crate::health_check::HealthCheckPorts;
+use crate::packet_path::udp_flows::UdpFlowReporter;
+use crate::packet_path::{PacketSources, SharedPacketState, UdpBackends};
 use crate::plan_refusals::log_refusal;
 use crate::pod_cgroup::PodCgroups;
 use crate::pod_rules::ExclusionRules;
@@ -88,6 +91,11 @@ pub struct Agent {
     /// When an earlier agent last kept the tables up to date that this agent found. `None` if it found none.
     tables_written: Option<SystemTime>,
     pub self_test: String,
+    pub packet_sources: Option<PacketSources>,
+    pub packet_state: Arc<SharedPacketState>,
+    udp_backends: UdpBackends,
+    /// `None` if the packet path is off.
+    udp_flows: Option<UdpFlowReporter>,
 }
 
 /// The earlier agent wrote its heartbeat as long as it ran.
@@ -106,7 +114,7 @@ impl Agent {
         refusals: Sender<Refusal>,
         namespaces: Arc<NamespaceOpener>,
     ) -> anyhow::Result<Agent> {
-        let reconciler = Reconciler::open(&settings, refusals)?;
+        let mut reconciler = Reconciler::open(&settings, refusals)?;
         let program = &reconciler.program;
         let control = program.control()?;
         let tables_written = tables_written(program);
@@ -143,6 +151,14 @@ impl Agent {
             node_refusal: None,
             tables_written,
             self_test: SELF_TEST_NOT_RUN.into(),
+            packet_sources: settings
+                .packet_path
+                .as_ref()
+                .map(|packet| PacketSources::new(program, packet))
+                .transpose()?,
+            packet_state: Arc::default(),
+            udp_flows: None,
+            udp_backends: UdpBackends::restore(&mut reconciler),
             reconciler,
             settings,
         })
@@ -343,6 +359,7 @@ impl Agent {
         let (incomplete, may_attach) = (self.sources.incomplete(), self.may_attach());
         let request = SyncRequest { delta, scope, incomplete, may_attach, started };
         let effects = self.reconciler.sync(request)?;
+        self.update_packet_path()?;
         self.udp_reaper.record_sync(effects.udp_changed, Instant::now());
         self.redirects.update(&self.reconciler);
         self.shared.health_checks.update(effects.services.iter(), &self.reconciler.planner);

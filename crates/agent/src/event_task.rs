@@ -99,6 +99,7 @@ mod tests {
             affinity: false,
             limited: 0,
             view: 0,
+            source: None,
         }
     }
 

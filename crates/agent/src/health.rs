@@ -24,6 +24,8 @@ struct Inner {
     updated: SystemTime,
     node_eligible: bool,
     synced: bool,
+    /// Whether packets from outside are served. True if the packet path is off.
+    serves_packets: bool,
     /// Number of responses: 200 and 503 of `/healthz`, then 200 and 503 of `/livez`.
     responses: [u64; 4],
 }
@@ -56,7 +58,14 @@ struct FamilyStatus {
 impl Health {
     pub fn new(sync_period: Duration) -> Health {
         let updated = SystemTime::now();
-        let inner = Inner { queued_since: None, updated, node_eligible: true, synced: false, responses: [0; 4] };
+        let inner = Inner {
+            queued_since: None,
+            updated,
+            node_eligible: true,
+            synced: false,
+            serves_packets: true,
+            responses: [0; 4],
+        };
         Health { sync_period, inner: Mutex::new(inner) }
     }
 
@@ -88,6 +97,11 @@ impl Health {
         self.with(|inner| inner.node_eligible = eligible);
     }
 
+    /// A load balancer must not send connections to a node whose packet path does not work.
+    pub fn set_packet_path(&self, serves_packets: bool) {
+        self.with(|inner| inner.serves_packets = serves_packets);
+    }
+
     /// Before the first sync the agent is live: if it cannot reach its source, a restart does not help.
     pub fn is_live(&self) -> bool {
         let limit = self.sync_period * 2;
@@ -95,7 +109,7 @@ impl Health {
     }
 
     pub fn is_healthy(&self) -> bool {
-        self.is_live() && self.with(|inner| inner.synced && inner.node_eligible)
+        self.is_live() && self.with(|inner| inner.synced && inner.node_eligible && inner.serves_packets)
     }
 
     pub fn count_response(&self, endpoint: HealthEndpoint, healthy: bool) {

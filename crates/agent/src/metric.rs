@@ -70,6 +70,7 @@ pub fn render(agent: &Agent, health: &Health, format: MetricsFormat) -> String {
     register_shares(&mut registry, agent);
     register_stats(&mut registry, agent);
     register_redirects(&mut registry, agent);
+    register_packet_path(&mut registry, agent);
     register_dns(&mut registry, agent);
     format.render(&registry)
 }
@@ -278,6 +279,19 @@ fn register_redirects(registry: &mut Registry, agent: &Agent) {
     counter(registry, "beeline_redirect_suspensions", help, counts.suspensions);
     let help = "Refused dials to a backend of a LocalRedirectPolicy that the agent itself could not confirm";
     counter(registry, "beeline_redirect_false_alarms", help, counts.false_alarms);
+}
+
+fn register_packet_path(registry: &mut Registry, agent: &Agent) {
+    if agent.settings.packet_path.is_none() {
+        return;
+    }
+    let state = agent.packet_state.get();
+    let devices = state.attachment.as_ref().map_or(0, |attachment| attachment.devices.len());
+    let help = "1 while packets from outside are served, else 0";
+    gauge(registry, "beeline_packet_path_serving", help, state.is_serving().into());
+    gauge(registry, "beeline_packet_devices", "Network devices with the packet program", devices as i64);
+    let help = "How often the nftables table was removed or changed by another program and created again";
+    counter(registry, "beeline_packet_table_repairs", help, state.table_repairs);
 }
 
 fn register_dns(registry: &mut Registry, agent: &Agent) {

@@ -6,6 +6,7 @@ use crate::descriptor::DescriptorBudget;
 use crate::dns::DnsServer;
 use crate::health::Health;
 use crate::main_loop::Message;
+use crate::packet_path::{PacketPath, udp_flows};
 use crate::reach::{self, ProbeRate};
 use crate::settings::{AgentSettings, SourceSettings};
 use crate::snapshot::SnapshotStore;
@@ -84,6 +85,12 @@ pub async fn run(
     let (events, _) = broadcast::channel(EVENT_CAPACITY);
     let (programmed, is_programmed) = watch::channel(false);
     let reach_query = agent.reach_query();
+    let packet_path = PacketPath::new(&agent, &settings, health.clone(), is_programmed.clone());
+    let udp_flows = packet_path.is_some().then(udp_flows::channel);
+    let udp_flow_sweeper = udp_flows.map(|(reporter, sweeper)| {
+        agent.set_udp_flow_reporter(reporter);
+        sweeper
+    });
     let mut tasks: JoinSet<anyhow::Result<()>> = JoinSet::new();
     let loop_health = health.clone();
     tasks.spawn_blocking(move || {
@@ -106,6 +113,12 @@ pub async fn run(
         feedback: Feedback::new(is_programmed, posted_refusals),
         reports,
     };
+    if let Some(packet_path) = packet_path {
+        tasks.spawn(packet_path.run());
+    }
+    if let Some(sweeper) = udp_flow_sweeper {
+        tasks.spawn(sweeper.run());
+    }
     tasks.spawn(supervisor::supervise(settings.cluster_list.clone(), settings.reload.clone(), context));
     if settings.listeners.health_check_node_ports {
         tasks.spawn(health_check::serve(shared.health_checks.clone(), health.clone(), budget));

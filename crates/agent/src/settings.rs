@@ -1,6 +1,7 @@
 //! The checked settings of the agent, made from the command line and the configuration file.
 
 use crate::dns::Zone;
+use crate::packet_path::PacketSettings;
 #[cfg(feature = "outside")]
 use beeline_cluster::EdgeCacheSource;
 use beeline_cluster::{ApiServerSource, ServiceFilter};
@@ -208,4 +209,6 @@ pub struct AgentSettings {
     pub beside_kube_proxy: bool,
     /// The shortest interval between two reports of this node to the controller. `None` means no reports.
     pub report_interval: Option<Duration>,
+    /// `None` means that packets from outside are not served (`--packet-path off`).
+    pub packet_path: Option<PacketSettings>,
 }

@@ -95,7 +95,8 @@ fn pod_readiness(planner: &Planner, (address, port): (Address, u16)) -> Option<b
     counted.map(|pod| pod.ready).reduce(|one, other| one || other)
 }
 
-fn serves(tables: &Tables, planner: &Planner, owner: OwnerId, at: (Address, u16)) -> bool {
+/// Whether the service port has a serving endpoint at the address.
+pub fn serves(tables: &Tables, planner: &Planner, owner: OwnerId, at: (Address, u16)) -> bool {
     let Some(name) = tables.port_name(owner) else { return false };
     let Some(service) = planner.service(&name.service) else { return false };
     let port = service.ports.iter().find(|p| p.name == name.port && p.protocol == name.protocol);

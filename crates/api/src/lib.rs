@@ -16,5 +16,6 @@ pub use policy::{FrontendPrecedence, PolicyFrontend, PolicyReport, PolicyScope};
 pub use request::{PodLocation, PolicyQuery, Request, Response};
 pub use status::{
     AgentStatus, ClusterStatus, DnsClusterStatus, DnsStatus, ExcludedPodCounts, KernelStatus, LastChange, ObjectCounts,
-    PolicyCounts, ReachStatus, RefusalStatus, SnapshotStatus, SourceStatus, SuspendedRedirect, TokenStatus, ViewStatus,
+    PacketCounts, PacketPathStatus, PolicyCounts, ReachStatus, RefusalStatus, SnapshotStatus, SourceStatus,
+    SuspendedRedirect, TokenStatus, ViewStatus,
 };

@@ -41,6 +41,9 @@ pub struct AgentStatus {
     /// Backends of LocalRedirectPolicies that are not used now, because they refuse connections.
     #[serde(default)]
     pub suspended_redirects: Vec<SuspendedRedirect>,
+    /// `None`: packets from outside are not served.
+    #[serde(default)]
+    pub packet_path: Option<PacketPathStatus>,
     /// The addresses of every known node.
     pub nodes: BTreeMap<String, Vec<String>>,
 }
@@ -49,6 +52,33 @@ impl AgentStatus {
     pub fn cluster(&self, name: &str) -> Option<&ClusterStatus> {
         self.clusters.iter().find(|cluster| cluster.name == name)
     }
+}
+
+/// The packet path, which serves packets that arrive from outside the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PacketPathStatus {
+    pub serving: bool,
+    /// How the program is attached: tcx or clsact. `None`: it is not.
+    pub attachment: Option<String>,
+    /// The devices that it is attached to.
+    pub devices: Vec<String>,
+    /// Whether the nftables table is in place.
+    pub table: bool,
+    pub table_repairs: u64,
+    /// What does not work, and what to do.
+    pub problem: Option<String>,
+    pub counts: PacketCounts,
+}
+
+/// Since the programs were first attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PacketCounts {
+    pub flows: u64,
+    pub rejected: u64,
+    pub dropped: u64,
+    pub failed: u64,
 }
 
 /// A backend of a LocalRedirectPolicy that refuses connections.

@@ -196,9 +196,9 @@ pub struct ExplainArgs {
     /// Destination: ADDRESS:PORT[/PROTOCOL] (protocol: TCP by default) or a service, NAMESPACE/NAME[:PORT]
     #[arg(value_name = "DESTINATION")]
     pub dial: String,
-    /// Client: a process id, a cgroup directory, or a pod of this node as NAME or NAMESPACE/NAME
-    /// [default: a process in the host's network namespace]
-    #[arg(long, value_name = "PID|CGROUP|POD")]
+    /// Client: a process id, a cgroup directory, a pod of this node as NAME or NAMESPACE/NAME, or the source address of
+    /// packets that arrive at this node [default: a process in the host's network namespace]
+    #[arg(long, value_name = "PID|CGROUP|POD|ADDRESS")]
     pub from: Option<String>,
     /// View to resolve in [default: the view of the client]
     #[arg(long, value_name = "NAME")]

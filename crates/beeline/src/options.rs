@@ -5,6 +5,7 @@ mod cluster;
 mod dns;
 pub mod feature;
 mod file;
+mod packet;
 mod paths;
 mod settings;
 mod source;
@@ -21,8 +22,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use value::{
-    AddressTypeArg, AgentDownArg, ControllerArg, HostRoleArg, LocalTrafficPolicyArg, MaxAge, NoLocalEndpointArg,
-    NodeSourceArg, OnOff, PodAccessArg, as_text,
+    AddressTypeArg, AgentDownArg, ControllerArg, DetectLocalModeArg, HostRoleArg, LocalTrafficPolicyArg, MaxAge,
+    NoLocalEndpointArg, NodeSourceArg, OnOff, PacketOrderArg, PodAccessArg, as_text,
 };
 pub use value::{HumanDuration, ListenAddress, LogFormat, OrOff};
 
@@ -227,6 +228,51 @@ pub struct Options {
     /// Use ports that do not collide with a kube-proxy on this host: metrics 10349, health 10356
     #[arg(long)]
     pub beside_kube_proxy: bool,
+    /// Service of packets that arrive from outside this node, on a Node without kube-proxy: on or off [default: off]
+    #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true)]
+    pub packet_path: Option<OnOff>,
+    /// Names of the network devices on which packets from outside arrive, comma-separated; a name may end in *, and !NAME
+    /// excludes a device [default: all devices with an address outside the pod CIDRs]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub packet_devices: Option<Vec<String>>,
+    /// Place of the packet program among other tc programs of a device: first or last [default: first]
+    #[arg(long, value_name = "ORDER", value_enum, hide_possible_values = true)]
+    pub packet_order: Option<PacketOrderArg>,
+    /// Priority of the packet program on kernels before 6.6, which order tc programs by it; the smallest is first
+    /// [default: 1]
+    #[arg(long, value_name = "PRIORITY")]
+    pub packet_priority: Option<u16>,
+    /// Recognition of packets of pods, which keep their source address at ClusterIPs: ClusterCIDR, NodeCIDR,
+    /// BridgeInterface, InterfaceNamePrefix [default: ClusterCIDR with --cluster-cidr, else NodeCIDR]
+    #[arg(long, value_name = "MODE", value_enum, hide_possible_values = true)]
+    pub detect_local_mode: Option<DetectLocalModeArg>,
+    /// Name of the bridge of the pods, for --detect-local-mode BridgeInterface [default: none]
+    #[arg(long, value_name = "NAME")]
+    pub pod_bridge_interface: Option<String>,
+    /// Prefix of the names of the pods' devices, for --detect-local-mode InterfaceNamePrefix [default: none]
+    #[arg(long, value_name = "PREFIX")]
+    pub pod_interface_name_prefix: Option<String>,
+    /// Replace the source address of all packets to ClusterIPs in the packet path, also of packets from pods
+    #[arg(long)]
+    pub masquerade_all: bool,
+    /// Maximum number of conntrack entries per CPU in the packet path; it is raised and never lowered; 0 leaves it as it
+    /// is [default: 32768]
+    #[arg(long, value_name = "N")]
+    pub conntrack_max_per_core: Option<u32>,
+    /// Minimum for the maximum number of conntrack entries, whatever --conntrack-max-per-core is [default: 131072]
+    #[arg(long, value_name = "N")]
+    pub conntrack_min: Option<u32>,
+    /// Timeout of idle TCP connections in conntrack, such as 24h, or off to leave it as it is [default: 24h]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(with = "as_text")]
+    pub conntrack_tcp_timeout_established: Option<OrOff<HumanDuration>>,
+    /// Timeout of half-closed TCP connections in conntrack, such as 1h, or off to leave it as it is [default: 1h]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(with = "as_text")]
+    pub conntrack_tcp_timeout_close_wait: Option<OrOff<HumanDuration>>,
+    /// Accept TCP packets outside of the window in conntrack, which would otherwise be invalid
+    #[arg(long)]
+    pub conntrack_tcp_be_liberal: bool,
     /// Interval, such as 30s, at which the kernel tables are compared with the plan and repaired [default: 30s]
     #[arg(long, value_name = "DURATION")]
     #[serde(with = "as_text")]

@@ -47,6 +47,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 13] = [
             "beeline-agent",
             "beeline-controller",
             "beeline-join",
+            "beeline-netfilter",
         ],
     ),
 ];
@@ -115,7 +116,7 @@ fn the_image_of_the_nodes_leaves_out_what_only_other_hosts_need() {
     assert!(dockerfile.contains("-p beeline --no-default-features;"));
     let used = image_dependencies(&dockerfile);
     assert!(used.contains("beeline-agent") && used.contains("beeline-controller"), "{used:?}");
-    for name in ["beeline-dns", "beeline-join", "hickory-proto", "rtnetlink"] {
+    for name in ["beeline-dns", "beeline-join", "hickory-proto"] {
         assert!(!used.contains(name), "the binary of the image depends on {name}");
     }
 }

@@ -8,11 +8,39 @@ use beeline_model::row::OwnerId;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use serde::Serialize;
 
+/// What identifies a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum AffinityClient {
+    /// The cookie of the network namespace of a socket.
+    Netns(u64),
+    /// The source address of packets.
+    Address(Address),
+}
+
+impl AffinityClient {
+    fn read(key: &abi::affinity_key) -> AffinityClient {
+        let [low, high, ..] = key.client.word;
+        match key.family & abi::affinity_family::AFFINITY_BY_ADDRESS.0 {
+            0 => AffinityClient::Netns(u64::from(high) << 32 | u64::from(low)),
+            _ => AffinityClient::Address(wire::read_address(&key.client)),
+        }
+    }
+}
+
+impl std::fmt::Display for AffinityClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            AffinityClient::Netns(cookie) => write!(f, "{cookie}"),
+            AffinityClient::Address(address) => write!(f, "{address}"),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AffinityRow {
-    /// Cookie of the client's network namespace.
-    pub client: u64,
+    pub client: AffinityClient,
     #[serde(skip)]
     pub owner: OwnerId,
     pub address: Address,
@@ -47,7 +75,7 @@ impl AffinityTable {
                 continue;
             }
             rows.push(AffinityRow {
-                client: key.client,
+                client: AffinityClient::read(&key),
                 owner: key.owner,
                 address: wire::read_address(&backend.address),
                 port: u16::from_be(backend.port),

@@ -132,6 +132,22 @@ impl Control {
         (beat != 0).then(|| Duration::from_nanos(monotonic().saturating_sub(beat)))
     }
 
+    /// Sets how the packet path treats packets of pods. `detects_pods`: the tables of pod ranges and devices tell which
+    /// packets come from pods.
+    pub fn set_packet_flags(&self, detects_pods: bool, masquerades_all: bool) {
+        let flag = |on, flag: abi::packet_flag| if on { flag.0 } else { 0 };
+        let flags = flag(detects_pods, abi::packet_flag::PACKET_DETECTS_PODS)
+            | flag(masquerades_all, abi::packet_flag::PACKET_MASQUERADES_ALL);
+        self.row.store(0, offset_of!(abi::control, packet_flags), flags);
+    }
+
+    /// The values of `set_packet_flags`.
+    pub fn packet_flags(&self) -> (bool, bool) {
+        let flags: u32 = self.row.load(0, offset_of!(abi::control, packet_flags));
+        let has = |flag: abi::packet_flag| flags & flag.0 != 0;
+        (has(abi::packet_flag::PACKET_DETECTS_PODS), has(abi::packet_flag::PACKET_MASQUERADES_ALL))
+    }
+
     /// Sets the time without a heartbeat after which dials are not resolved; `None` means never.
     pub fn set_agent_down_timeout(&self, after: Option<Duration>) {
         self.record_heartbeat();

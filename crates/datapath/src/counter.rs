@@ -21,7 +21,7 @@ pub struct Counters {
 }
 
 /// Counters that belong to no service: name in the metrics, index, help text.
-pub const STATS: [(&str, abi::stat, &str); 14] = [
+pub const STATS: [(&str, abi::stat, &str); 20] = [
     ("record_failed", abi::stat::STAT_RECORD_FAILED, "socket records that could not be stored"),
     (
         "record_overflow",
@@ -68,6 +68,32 @@ pub const STATS: [(&str, abi::stat, &str); 14] = [
         "TCP dials that a LocalRedirectPolicy passed on because its backends refuse connections",
     ),
     ("dials_no_port", abi::stat::STAT_NO_PORT, "dials refused because the ClusterIP has no such port"),
+    (
+        "packet_flows",
+        abi::stat::STAT_PACKET_TRANSLATED,
+        "flows from outside that the packet path translated to a backend",
+    ),
+    ("packet_rejected", abi::stat::STAT_PACKET_REJECTED, "packets from outside that were rejected"),
+    (
+        "packet_dropped",
+        abi::stat::STAT_PACKET_DROPPED,
+        "packets from outside that were dropped: no local endpoint, or a source that is not allowed",
+    ),
+    (
+        "packet_failed",
+        abi::stat::STAT_PACKET_FAILED,
+        "packets from outside that were dropped because the kernel could not create a conntrack entry",
+    ),
+    (
+        "packet_raced",
+        abi::stat::STAT_PACKET_RACED,
+        "packets from outside whose conntrack entry another CPU created at the same time",
+    ),
+    (
+        "packet_entries_replaced",
+        abi::stat::STAT_PACKET_REPLACED,
+        "conntrack entries that were replaced because their connection had ended or their backend was gone",
+    ),
 ];
 
 /// Rows read per system call.

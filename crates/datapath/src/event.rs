@@ -71,6 +71,11 @@ fn wall_clock(monotonic: u64) -> u64 {
 
 fn read_event(e: &abi::event) -> Event {
     let action = wire::read_action(e.action);
+    let hook = match abi::hook(u32::from(e.hook)) {
+        abi::hook::HOOK_SEND => Hook::Send,
+        abi::hook::HOOK_PACKET => Hook::Packet,
+        _ => Hook::Connect,
+    };
     let bytes: Vec<u8> = e.process.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
     Event {
         time: wall_clock(e.time),
@@ -79,7 +84,7 @@ fn read_event(e: &abi::event) -> Event {
         pid: e.pid,
         process: String::from_utf8_lossy(&bytes).into_owned(),
         owner: e.owner,
-        hook: if u32::from(e.hook) == abi::hook::HOOK_SEND.0 { Hook::Send } else { Hook::Connect },
+        hook,
         protocol: Protocol::from_number(e.protocol),
         dialled: wire::read_address(&e.dialled),
         dialled_port: u16::from_be(e.dialled_port),
@@ -91,6 +96,7 @@ fn read_event(e: &abi::event) -> Event {
         affinity: e.affinity != 0,
         limited: e.limited,
         view: e.view,
+        source: (hook == Hook::Packet).then(|| (wire::read_address(&e.source), u16::from_be(e.source_port))),
     }
 }
 

@@ -29,6 +29,11 @@ pub struct KernelMaps {
     set: MappedArray<abi::set>,
     slot: MappedArray<u32>,
     backend: MappedArray<abi::backend>,
+    backend_index: MapHandle,
+    /// UDP backends that went out of use, for `take_released_udp`.
+    released_udp: Vec<BackendRow>,
+    /// UDP frontends that were removed, for `take_removed_udp_frontends`.
+    removed_udp_frontends: Vec<FrontendKey>,
     /// Not mapped: all pages of a mapped array count as memory of the agent, and these arrays are rarely used.
     names: MapHandle,
     counters: MapHandle,
@@ -68,6 +73,9 @@ impl KernelMaps {
             set: maps.mapped("set")?,
             slot: maps.mapped("slot")?,
             backend: maps.mapped("backend")?,
+            backend_index: maps.handle("backend_index")?,
+            released_udp: Vec::new(),
+            removed_udp_frontends: Vec::new(),
             names: maps.handle("names")?,
             counters: maps.handle("counters")?,
             picks: maps.handle("picks")?,
@@ -135,7 +143,10 @@ impl KernelMaps {
         }
     }
 
-    fn write_frontend(&self, key: &FrontendKey, row: Option<&FrontendRow>) -> std::result::Result<(), MapError> {
+    fn write_frontend(&mut self, key: &FrontendKey, row: Option<&FrontendRow>) -> std::result::Result<(), MapError> {
+        if row.is_none() && key.protocol == Some(Protocol::Udp) {
+            self.removed_udp_frontends.push(*key);
+        }
         let key = wire::frontend_key(key);
         match row {
             Some(row) => {
@@ -175,8 +186,41 @@ impl KernelMaps {
         } else {
             put(&self.picks, "picks", &id.to_ne_bytes(), &0u64.to_ne_bytes())?;
         }
+        // Before the backend can be picked: the second packet of a flow looks it up.
+        if row.udp {
+            put(&self.backend_index, "backend_index", bytes_of(&wire::backend_index_key(row)), bytes_of(&1u32))?;
+        }
         self.backend.write(id, wire::backend(row));
         Ok(())
+    }
+
+    fn write_state(&mut self, id: BackendId, state: &BackendState) {
+        let row = wire::read_backend(&self.backend.read(id));
+        if row.udp && state.roles == 0 {
+            self.released_udp.push(row);
+        }
+        self.backend.store(id, offset_of!(abi::backend, state), wire::state(state));
+    }
+
+    /// The UDP backends that went out of use since the last call. The packet path moves their flows to another backend as
+    /// soon as `remove_udp_backend` is called.
+    pub fn take_released_udp(&mut self) -> Vec<BackendRow> {
+        std::mem::take(&mut self.released_udp)
+    }
+
+    /// The UDP frontends that were removed since the last call. Some may exist again.
+    pub fn take_removed_udp_frontends(&mut self) -> Vec<FrontendKey> {
+        std::mem::take(&mut self.removed_udp_frontends)
+    }
+
+    /// All rows of the index, with the fields that it has.
+    pub fn udp_backends(&self) -> Vec<BackendRow> {
+        let keys = self.backend_index.keys().filter_map(|key| from_bytes::<abi::backend_index_key>(&key));
+        keys.map(|key| wire::read_backend_index_key(&key)).collect()
+    }
+
+    pub fn remove_udp_backend(&self, row: &BackendRow) -> std::result::Result<(), MapError> {
+        delete(&self.backend_index, bytes_of(&wire::backend_index_key(row)))
     }
 
     /// An existing row is not replaced, because a lookup could miss it during the replacement.
@@ -347,7 +391,7 @@ impl Maps for KernelMaps {
                 return delete(&self.member, bytes_of(&wire::member_key(*policy, *cgroup)));
             }
             Op::Backend(id, row) => return self.write_backend(*id, row),
-            Op::State(id, state) => self.backend.store(*id, offset_of!(abi::backend, state), wire::state(state)),
+            Op::State(id, state) => self.write_state(*id, state),
             Op::Slots(base, ids) => ids.iter().zip(*base..).for_each(|(id, at)| self.slot.store(at, 0, *id)),
             Op::Set(id, row) => self.set.write(*id, wire::set(row)),
             Op::Slot(id, base, index, backend) => self.write_slot(*id, *base, *index, *backend),

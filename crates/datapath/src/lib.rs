@@ -15,6 +15,7 @@ pub mod memory;
 pub mod namespace_opener;
 pub mod netns;
 pub mod object;
+pub mod packet;
 pub mod pin;
 pub mod pod;
 pub mod pod_address;

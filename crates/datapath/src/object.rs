@@ -3,9 +3,11 @@
 use crate::mapped::MappedArray;
 use crate::{Context, Error, Result};
 use beeline_model::row::{AGENT_SOCKET_PRIORITY, Sizes};
-use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::{DataSec, Var, VarSecInfo};
+use libbpf_rs::{AsRawLibbpf, MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
 use std::collections::BTreeMap;
-use std::mem::offset_of;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -13,14 +15,7 @@ pub const RESOLVER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/resolver.b
 pub const TEST_RESOLVER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/test_resolver.bpf.o"));
 pub const SOCKETS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sockets.bpf.o"));
 pub const REFUSAL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/refusal.bpf.o"));
-
-mod resolver_skeleton {
-    #![allow(unused_imports, dead_code, clippy::all)]
-    include!(concat!(env!("OUT_DIR"), "/resolver.skel.rs"));
-}
-
-/// Layout of the constants in the object, from BTF.
-type Rodata = resolver_skeleton::types::rodata;
+pub const PACKET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/packet.bpf.o"));
 
 /// Constants of the programs that are set before load and cannot change afterwards.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,23 +31,69 @@ pub struct LoadConstants {
 }
 
 impl LoadConstants {
-    fn write(&self, rodata: &mut [u8]) {
-        let mut put = |at: usize, value: &[u8]| rodata[at..at + value.len()].copy_from_slice(value);
-        put(offset_of!(Rodata, shards), &self.shards.to_ne_bytes());
-        put(offset_of!(Rodata, epoch), &self.epoch.to_ne_bytes());
-        put(offset_of!(Rodata, no_local_endpoint_drops), &[u8::from(self.no_local_endpoint_drops)]);
-        put(offset_of!(Rodata, host_netns), &self.host_netns.to_ne_bytes());
-        put(offset_of!(Rodata, skip_rule_check), &[u8::from(self.skip_rule_check)]);
-        put(offset_of!(Rodata, affinity_reserve), &self.affinity_reserve.to_ne_bytes());
-        put(offset_of!(Rodata, affinity_limit), &self.affinity_limit.to_ne_bytes());
-        put(offset_of!(Rodata, agent_priority), &AGENT_SOCKET_PRIORITY.to_ne_bytes());
+    /// The values by the name of the variable in C.
+    fn values(&self) -> [(&'static str, Vec<u8>); 8] {
+        [
+            ("shards", self.shards.to_ne_bytes().into()),
+            ("epoch", self.epoch.to_ne_bytes().into()),
+            ("no_local_endpoint_drops", vec![u8::from(self.no_local_endpoint_drops)]),
+            ("host_netns", self.host_netns.to_ne_bytes().into()),
+            ("skip_rule_check", vec![u8::from(self.skip_rule_check)]),
+            ("affinity_reserve", self.affinity_reserve.to_ne_bytes().into()),
+            ("affinity_limit", self.affinity_limit.to_ne_bytes().into()),
+            ("agent_priority", AGENT_SOCKET_PRIORITY.to_ne_bytes().into()),
+        ]
+    }
+
+    /// `variables`: the place of each variable in this object. The compiler orders them differently in each object.
+    fn write(&self, rodata: &mut [u8], variables: &BTreeMap<String, Range<usize>>) -> Result<()> {
+        for (name, value) in self.values() {
+            let place = variables.get(name).filter(|place| place.len() == value.len() && place.end <= rodata.len());
+            let place =
+                place.ok_or_else(|| Error::Message(format!("the BPF object has no constant {name} of this size")))?;
+            rodata[place.clone()].copy_from_slice(&value);
+        }
+        Ok(())
     }
 }
 
+/// The places of the constants of an object, from its BTF.
+fn constant_places(object: &OpenObject) -> Result<BTreeMap<String, Range<usize>>> {
+    // SAFETY: the object is open and outlives the BTF, which does not leave this function.
+    let btf = Btf::from_bpf_object(unsafe { object.as_libbpf_object().as_ref() });
+    let btf = btf.context(|| "cannot read the BTF of a BPF object".into())?;
+    let missing = || Error::Message("a BPF object has no constants".into());
+    let btf = btf.ok_or_else(missing)?;
+    let section = btf.type_by_name::<DataSec<'_>>(".rodata").ok_or_else(missing)?;
+    let place = |variable: VarSecInfo| {
+        let name = btf.type_by_id::<Var<'_>>(variable.ty)?.name()?.to_string_lossy().into_owned();
+        let start = variable.offset as usize;
+        Some((name, start..start + variable.size))
+    };
+    Ok(section.iter().filter_map(place).collect())
+}
+
 /// Tables that the agent writes. They are rebuilt when their layout or size changes.
-pub const TABLES: [&str; 16] = [
-    "filter", "frontend", "set", "slot", "backend", "node", "source", "bucket", "level", "member", "pod", "names",
-    "counters", "picks", "cgroup", "control",
+pub const TABLES: [&str; 19] = [
+    "filter",
+    "frontend",
+    "set",
+    "slot",
+    "backend",
+    "backend_index",
+    "node",
+    "source",
+    "bucket",
+    "level",
+    "member",
+    "pod",
+    "pod_range",
+    "device",
+    "names",
+    "counters",
+    "picks",
+    "cgroup",
+    "control",
 ];
 /// Maps that the kernel writes. They survive a rebuild of the tables.
 pub const RECORDS: [&str; 9] =
@@ -144,12 +185,14 @@ fn id_of(map: &MapHandle) -> Option<u32> {
 }
 
 /// Number of rows of each table with a configurable size.
-fn wanted_sizes(sizes: &Sizes, shards: u32) -> [(&'static str, u32); 12] {
+fn wanted_sizes(sizes: &Sizes, shards: u32) -> [(&'static str, u32); 13] {
     [
         ("frontend", sizes.frontends),
         ("set", sizes.sets),
         ("slot", sizes.slots),
         ("backend", sizes.backends),
+        // Rows of removed backends may stay for a while.
+        ("backend_index", sizes.backends * 2),
         ("node", sizes.nodes),
         ("source", sizes.sources),
         ("bucket", sizes.names),
@@ -177,6 +220,7 @@ pub fn prepare(
     constants: LoadConstants,
 ) -> Result<()> {
     let wanted = wanted_sizes(sizes, shards);
+    let places = constant_places(object)?;
     for mut map in object.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
         if let Some(have) = existing.0.get(&name) {
@@ -188,7 +232,7 @@ pub fn prepare(
                 .context(|| format!("cannot set the size of the map affinity to {}", sizes.affinity))?;
         } else if name.ends_with(".rodata") {
             let mut all = map.initial_value().map(<[u8]>::to_vec).unwrap_or_default();
-            constants.write(&mut all);
+            constants.write(&mut all, &places)?;
             map.set_initial_value(&all).context(|| "cannot set the constants of the BPF programs".into())?;
         }
     }

@@ -11,6 +11,7 @@ use crate::counter::CounterMaps;
 use crate::event::EventReader;
 use crate::kernel::KernelMaps;
 use crate::object::{self, LoadConstants, MapSet, RECORDS, TABLES};
+use crate::packet::{AttachOrder, DeviceTable, PacketConfig, PacketProgram, PodRangeTable};
 use crate::pin::{PinDir, TableMeta};
 use crate::pod_address::PodAddressMap;
 use crate::recount::Recounter;
@@ -306,6 +307,20 @@ impl Program {
         }
         let below = level.saturating_sub(cgroup::level(&self.config.cgroup).unwrap_or(0));
         self.shares()?.collect(&self.object, &self.config.cgroup, below)
+    }
+
+    /// Loads the packet program on these tables. It is not attached to any device yet.
+    pub fn packet_program(&self, order: AttachOrder, priority: u32) -> Result<PacketProgram> {
+        let config = PacketConfig { sizes: self.config.sizes, constants: self.constants()?, order, priority };
+        PacketProgram::load(&self.maps, &self.pins, config)
+    }
+
+    pub fn pod_ranges(&self) -> Result<PodRangeTable> {
+        PodRangeTable::new(&self.maps)
+    }
+
+    pub fn packet_devices(&self) -> Result<DeviceTable> {
+        DeviceTable::new(&self.maps)
     }
 
     pub fn recounter(&self) -> Result<Recounter> {

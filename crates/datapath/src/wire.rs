@@ -2,6 +2,7 @@
 
 use crate::abi;
 use crate::control::CgroupRule;
+use crate::packet::PacketDevice;
 use crate::pod_address::PodAddresses;
 use beeline_model::bucket::BucketLevel;
 use beeline_model::event::{Action, Reason};
@@ -204,7 +205,7 @@ pub fn backend(row: &BackendRow) -> abi::backend {
     abi::backend {
         address: address(row.address),
         port: row.port.to_be(),
-        flags: 0,
+        flags: if row.udp { abi::backend_flag::BACKEND_UDP.0 as u16 } else { 0 },
         node: row.node,
         owner: row.owner,
         state: state(&row.state),
@@ -218,7 +219,24 @@ pub fn read_backend(b: &abi::backend) -> BackendRow {
         port: u16::from_be(b.port),
         node: b.node,
         owner: b.owner,
+        udp: u32::from(b.flags) & abi::backend_flag::BACKEND_UDP.0 != 0,
         state: read_state(b.state),
+    }
+}
+
+pub fn backend_index_key(row: &BackendRow) -> abi::backend_index_key {
+    abi::backend_index_key { address: address(row.address), owner: row.owner, port: row.port.to_be(), pad: 0 }
+}
+
+/// The fields of a backend that its key has.
+pub fn read_backend_index_key(key: &abi::backend_index_key) -> BackendRow {
+    BackendRow {
+        address: read_address(&key.address),
+        port: u16::from_be(key.port),
+        node: 0,
+        owner: key.owner,
+        udp: true,
+        state: BackendState { generation: 0, roles: 0 },
     }
 }
 
@@ -265,6 +283,22 @@ pub fn read_source_key(k: &abi::source_key) -> Option<(OwnerId, IpNet)> {
     };
     let length = k.prefix.checked_sub(FIXED_BITS + mapped)?;
     Some((k.owner, IpNet::new(ip, u8::try_from(length).ok()?).ok()?))
+}
+
+// ---- packet path ----
+
+pub fn pod_range_key(net: &IpNet) -> abi::pod_range_key {
+    let mapped = if net.addr().is_ipv4() { MAPPED_BITS } else { 0 };
+    abi::pod_range_key { prefix: mapped + u32::from(net.prefix_len()), address: address(Address::from(net.network())) }
+}
+
+/// The key that finds the range of an address.
+pub fn address_key(at: Address) -> abi::pod_range_key {
+    abi::pod_range_key { prefix: 128, address: address(at) }
+}
+
+pub fn device(device: &PacketDevice) -> abi::device {
+    abi::device { flags: device.flags() }
 }
 
 // ---- policies ----

@@ -28,7 +28,7 @@ fn address(number: u32) -> Address {
 
 fn backend() -> BackendRow {
     let state = BackendState { generation: 1, roles: Role::Cluster as u8 };
-    BackendRow { address: address(1 << 16), port: BACKEND_PORT, node: 0, owner: 1, state }
+    BackendRow { address: address(1 << 16), port: BACKEND_PORT, node: 0, owner: 1, udp: false, state }
 }
 
 fn set() -> SetRow {

@@ -38,6 +38,8 @@ pub enum Reason {
 pub enum Hook {
     Connect,
     Send,
+    /// The packet path, which serves packets and not sockets.
+    Packet,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,4 +66,7 @@ pub struct Event {
     pub limited: u32,
     /// The view in which the address was dialled. 0 is the default view.
     pub view: u32,
+    /// The source address and port of a packet. A packet has no process and no cgroup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<(Address, u16)>,
 }

@@ -28,6 +28,7 @@ pub mod range;
 pub mod reach;
 pub mod refusal;
 pub mod resolve;
+pub mod resolve_packet;
 pub mod rollout;
 pub mod row;
 pub mod rules;

@@ -23,7 +23,7 @@ use crate::object::{Endpoint, Node, Service, ServicePort, Slice, TrafficPolicy};
 use crate::policy::Limit;
 use crate::reach::Reach;
 use crate::refusal::{Refusal, RefusalReason};
-use crate::row::{FrontendKey, FrontendKind, MAX_SLOTS, Rule, WhenEmpty};
+use crate::row::{FrontendKey, FrontendKind, MAX_SLOTS, Rule, Scope, WhenEmpty};
 use crate::rules::{ExternalIps, LocalTrafficPolicy, Rules};
 use crate::select::{Candidate, NodeLocation, Selection, select};
 use crate::virtual_address::is_reserved;
@@ -246,6 +246,9 @@ fn refuse_addresses(service: &Service, context: &PlanContext<'_>, refusals: &mut
     }
 }
 
+/// The address, port and kind of a frontend, and the set that it leads to.
+type PlannedFrontend = (Address, u16, FrontendKind, SetName);
+
 /// One port of a Service in one family.
 struct PortPlan<'a> {
     service: &'a Service,
@@ -290,12 +293,15 @@ impl PortPlan<'_> {
             None => self.frontends(),
             Some(paths) => self.remote_frontends(paths, &mut plan.refusals),
         };
-        let mut used: Vec<SetName> = frontends.iter().map(|(_, _, _, set)| set.clone()).collect();
+        let outside = self.outside_frontends();
+        let mut used: Vec<SetName> = frontends.iter().chain(&outside).map(|(_, _, _, set)| set.clone()).collect();
         used.sort_unstable();
         used.dedup();
-        plan.claims.reserve_exact(frontends.len());
-        for (address, port, kind, set) in frontends {
-            let key = FrontendKey::new(address, port, self.port.protocol);
+        plan.claims.reserve_exact(frontends.len() + outside.len());
+        let scoped = |scope, rows: Vec<PlannedFrontend>| rows.into_iter().map(move |row| (scope, row));
+        for (scope, row) in scoped(Scope::Inside, frontends).chain(scoped(Scope::Outside, outside)) {
+            let (address, port, kind, set) = row;
+            let key = FrontendKey { scope, ..FrontendKey::new(address, port, self.port.protocol) };
             plan.claims.push((key, Claim::new(self.service, kind, set)));
         }
         let restricted = used.iter().any(|set| set.audience == Audience::Sources);
@@ -328,7 +334,7 @@ impl PortPlan<'_> {
         found
     }
 
-    fn frontends(&self) -> Vec<(Address, u16, FrontendKind, SetName)> {
+    fn frontends(&self) -> Vec<PlannedFrontend> {
         let restricted = self.sources().next().is_some();
         let internal = self.name(self.internal_role(), Audience::Everyone);
         let external = self.name(self.external_role(), Audience::Everyone);
@@ -347,9 +353,28 @@ impl PortPlan<'_> {
         all
     }
 
+    /// Under externalTrafficPolicy Local, packets from outside the cluster reach the endpoints of this node only, while
+    /// dials on this node reach all endpoints. Only these frontends have a second row.
+    fn outside_frontends(&self) -> Vec<PlannedFrontend> {
+        if !self.context.rules.packet_path || self.paths.is_some() || !self.service.external_local() {
+            return Vec::new();
+        }
+        let restricted = self.sources().next().is_some();
+        let local = self.name(SetRole::Local, Audience::Everyone);
+        let balancer = self.name(SetRole::Local, if restricted { Audience::Sources } else { Audience::Everyone });
+        let [balancers, externals] = self.external_addresses();
+        let mut all = Vec::new();
+        all.extend(balancers.into_iter().map(|a| (a, self.port.port, FrontendKind::LoadBalancer, balancer.clone())));
+        all.extend(externals.into_iter().map(|a| (a, self.port.port, FrontendKind::ExternalIp, local.clone())));
+        if self.service.has_node_ports && self.port.node_port != 0 {
+            all.push((Address::any(self.family), self.port.node_port, FrontendKind::NodePort, local));
+        }
+        all
+    }
+
     /// Under externalTrafficPolicy Local, the NodePort of another node leads to the local set of that node: one row for
     /// each node that has endpoints.
-    fn frontends_of_other_nodes(&self) -> Vec<(Address, u16, FrontendKind, SetName)> {
+    fn frontends_of_other_nodes(&self) -> Vec<PlannedFrontend> {
         let mut rows = Vec::new();
         if !self.service.external_local() {
             return rows;

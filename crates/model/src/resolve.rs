@@ -76,7 +76,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    fn untouched(reason: Reason) -> Verdict {
+    pub(crate) fn untouched(reason: Reason) -> Verdict {
         let (path, backends) = (Vec::new(), Vec::new());
         Verdict { action: Action::Untouched, reason, found: None, path, backends, kept: false, limited: None }
     }
@@ -105,7 +105,7 @@ fn any_to_loopback(address: Address) -> Address {
     if address.is_any() { Address::loopback(address.family()) } else { address }
 }
 
-fn find(rows: &Rows, dial: &Dial) -> Option<FrontendMatch> {
+pub(crate) fn find(rows: &Rows, dial: &Dial) -> Option<FrontendMatch> {
     if !dial.protocol.has_hook() {
         return None;
     }
@@ -146,7 +146,7 @@ fn fail(no_local_endpoint_action: NoLocalEndpointAction, reason: Reason) -> (Act
     }
 }
 
-fn decide(
+pub(crate) fn decide(
     rows: &Rows,
     dial: &Dial,
     found: FrontendMatch,

@@ -55,7 +55,10 @@ impl FrontendKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
+    /// A dial of a socket on this host, or a packet of a pod.
     Inside,
+    /// A packet from outside the cluster. Only frontends with externalTrafficPolicy Local have such a row; at all other
+    /// frontends the row for `Inside` applies.
     Outside,
 }
 
@@ -109,6 +112,9 @@ impl std::fmt::Debug for FrontendKey {
             (Some(protocol), std::net::IpAddr::V4(ip)) => write!(f, "{ip}:{}/{protocol}", self.port),
             (Some(protocol), std::net::IpAddr::V6(ip)) => write!(f, "[{ip}]:{}/{protocol}", self.port),
         }?;
+        if self.scope == Scope::Outside {
+            f.write_str(" from outside")?;
+        }
         if self.view != 0 { write!(f, " view {}", self.view) } else { Ok(()) }
     }
 }
@@ -224,6 +230,8 @@ pub struct BackendRow {
     pub port: u16,
     pub node: u32,
     pub owner: OwnerId,
+    /// The packet path finds UDP backends by their address, see `backend_index` in bpf/abi.h.
+    pub udp: bool,
     pub state: BackendState,
 }
 

@@ -77,6 +77,8 @@ pub struct Rules {
     pub virtual_address_cidrs: Vec<IpNet>,
     /// The pod ranges of the clusters, besides those that the Nodes name.
     pub pod_ranges: Vec<IpNet>,
+    /// Whether this host serves packets from outside (the packet path), which needs rows of its own.
+    pub packet_path: bool,
 }
 
 impl Rules {
@@ -92,6 +94,7 @@ impl Rules {
             own_addresses: Vec::new(),
             virtual_address_cidrs: virtual_address::default_ranges(),
             pod_ranges: Vec::new(),
+            packet_path: false,
         }
     }
 

@@ -54,6 +54,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- if $values.besideKubeProxy }}
 - --beside-kube-proxy
+{{- else if $values.packetPath }}
+- --packet-path=on
 {{- end }}
 {{- if $values.clearStartupTaint }}
 - --clear-startup-taint

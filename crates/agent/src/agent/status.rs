@@ -7,8 +7,8 @@ use crate::redirect_health::SuspendedBackend;
 use crate::source::ClusterSource;
 use crate::status;
 use beeline_api::{
-    AgentStatus, ClusterStatus, KernelStatus, ObjectCounts, ReachStatus, RefusalStatus, SuspendedRedirect, TokenStatus,
-    ViewStatus,
+    AgentStatus, ClusterStatus, KernelStatus, ObjectCounts, PacketCounts, PacketPathStatus, ReachStatus, RefusalStatus,
+    SuspendedRedirect, TokenStatus, ViewStatus,
 };
 use beeline_model::Name;
 use beeline_model::cluster::ClusterRules;
@@ -102,6 +102,27 @@ impl Agent {
         }
     }
 
+    fn packet_path_status(&self) -> PacketPathStatus {
+        let (state, stat) = (self.packet_state.get(), |name: &str| self.counters.stat(name));
+        let serving = state.is_serving();
+        let (attachment, devices) =
+            state.attachment.map(|a| (format!("{:?}", a.kind).to_lowercase(), a.devices)).unzip();
+        PacketPathStatus {
+            serving,
+            attachment,
+            devices: devices.unwrap_or_default(),
+            table: state.has_table,
+            table_repairs: state.table_repairs,
+            problem: state.problem,
+            counts: PacketCounts {
+                flows: stat("packet_flows"),
+                rejected: stat("packet_rejected"),
+                dropped: stat("packet_dropped"),
+                failed: stat("packet_failed"),
+            },
+        }
+    }
+
     /// The metrics use the same counts.
     pub fn object_counts(&self) -> ObjectCounts {
         let (planner, rows) = (&self.reconciler.planner, self.reconciler.tables.rows());
@@ -146,6 +167,7 @@ impl Agent {
             nodes: planner.nodes().map(|node| (display_name(node), addresses(node))).collect(),
             dns: self.dns().map(DnsUpdater::status),
             suspended_redirects: self.redirects.health.suspended().iter().map(suspended_redirect).collect(),
+            packet_path: self.settings.packet_path.is_some().then(|| self.packet_path_status()),
             zone: planner.own_node().and_then(|node| node.zone.as_ref()).map(|zone| zone.to_string()),
         }
     }

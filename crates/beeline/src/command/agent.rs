@@ -4,7 +4,8 @@ use super::serve::serve;
 use super::usage;
 use crate::options::Options;
 use anyhow::bail;
-use beeline_datapath::{cgroup, namespace_opener};
+use beeline_datapath::namespace_opener::{self, NamespaceOpener};
+use beeline_datapath::{cgroup, packet};
 use rustix::fs::statfs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +19,10 @@ pub fn run(options: Options) -> anyhow::Result<ExitCode> {
     check_cgroup(&settings.kernel.cgroup).map_err(usage)?;
     check_pin_dir(&settings.kernel.pin_dir).map_err(usage)?;
     // Before the first thread is started: afterwards CAP_SYS_ADMIN could not be given up for all of them.
-    let (namespaces, helper) = namespace_opener::start()?;
+    let (namespaces, helper) = match settings.packet_path.is_some() && packet::needs_module_btf() {
+        true => (NamespaceOpener::Direct, None),
+        false => namespace_opener::start()?,
+    };
     serve(2, options.log_format.unwrap_or_default(), beeline_agent::run(settings, namespaces, helper))
 }
 

@@ -2,6 +2,7 @@
 //! says what to change.
 
 mod kernel_mount;
+mod packet_path;
 
 use super::CHECK_FAILED;
 use super::agent::is_bpffs;
@@ -56,6 +57,7 @@ pub fn run(doctor: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut checks =
         vec![capabilities(), kernel(), btf(), bpffs(&pin_dir), cgroup2(cgroup.as_deref()), errno(), udp_sockets()];
     checks.push(kernel_mount::kernel_mounts());
+    checks.extend(packet_path::checks(status.as_ref()));
     checks.extend(status.and_then(|status| api_server(&status, &pin_dir)));
     checks.extend(cgroup.as_deref().map(hooks).unwrap_or_default());
     print::write(doctor.query.output, &checks, || table(&checks))?;

@@ -18,17 +18,22 @@ use beeline_api::{AgentClient, AgentStatus, ClientError, PolicyQuery, PolicyRepo
 use beeline_datapath::bucket::BucketLevels;
 use beeline_datapath::control::monotonic;
 use beeline_datapath::suspension::SuspensionMap;
+use beeline_model::Address;
 use beeline_model::PortName;
 use beeline_model::bucket::BucketLevel;
 use beeline_model::event::{Action, Reason};
 use beeline_model::policy::Limit;
 use beeline_model::resolve::{Dial, Verdict, resolve, resolve_with};
-use beeline_model::row::{FrontendKey, FrontendKind, OwnerId, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow};
+use beeline_model::resolve_packet::{PacketAction, PacketVerdict, is_masqueraded, resolve_packet};
+use beeline_model::row::{
+    BackendRow, FrontendKey, FrontendKind, OwnerId, PolicyId, Rule, SET_CLOSED, SET_NONE, SetId, SetRow,
+};
 use beeline_model::rules::NoLocalEndpointAction;
-use client::ExplainClient;
+use client::{ExplainClient, PacketClient};
 use destination::Destination;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::process::ExitCode;
 
 #[derive(Debug, Serialize)]
@@ -42,6 +47,8 @@ struct DialExplanation {
     cluster: Option<String>,
     verdict: Action,
     because: String,
+    /// `--from ADDRESS`: what happens to the packet. `None` for a dial of a process.
+    packet: Option<String>,
     frontend: Option<String>,
     kind: Option<&'static str>,
     service: Option<String>,
@@ -67,6 +74,7 @@ impl DialExplanation {
             cluster: None,
             verdict: Action::Untouched,
             because,
+            packet: None,
             frontend: None,
             kind: None,
             service: None,
@@ -104,11 +112,14 @@ struct SkippedPolicy {
 pub fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let destination: Destination = args.dial.parse().map_err(usage)?;
     let agent = Agent::new(args);
-    let location = args.from.as_deref().map(|from| client::locate(from, &agent.client)).transpose()?;
+    let source = args.from.as_deref().and_then(|from| from.parse::<IpAddr>().ok());
+    let process = args.from.as_deref().filter(|_| source.is_none());
+    let location = process.map(|from| client::locate(from, &agent.client)).transpose()?;
     let tables = LiveTables::open(&pin_dir(&args.query.paths, agent.status.as_ref().ok()))?;
-    let mut client = match location {
-        Some(location) => ExplainClient::new(location, &tables, &agent)?,
-        None => ExplainClient::host(),
+    let mut client = match (source, location) {
+        (Some(source), _) => ExplainClient::packet(source.into(), &tables)?,
+        (None, Some(location)) => ExplainClient::new(location, &tables, &agent)?,
+        (None, None) => ExplainClient::host(),
     };
     if let Some(name) = &args.view {
         client.view = agent.view_number(name)?;
@@ -176,7 +187,14 @@ impl Explainer<'_> {
         let dial = &Dial { now: monotonic(), suspended, ..self.client.dial(dial) };
         let levels = self.bucket_levels(&resolve(&self.tables.rows, dial, self.agent.no_local_endpoint_action()))?;
         let mut buckets = levels.iter().map(|(policy, level)| (*policy, *level)).collect();
-        let verdict = resolve_with(&self.tables.rows, dial, self.agent.no_local_endpoint_action(), &mut buckets);
+        let packet = self
+            .client
+            .packet
+            .map(|client| (client, resolve_packet(&self.tables.rows, dial, client.origin, &mut buckets)));
+        let verdict = match &packet {
+            Some((_, packet)) => packet.verdict.clone(),
+            None => resolve_with(&self.tables.rows, dial, self.agent.no_local_endpoint_action(), &mut buckets),
+        };
         if verdict.found.is_none() && dial.port == 0 {
             return Err(NotFound("port 0 is not a destination port".into()).into());
         }
@@ -189,6 +207,7 @@ impl Explainer<'_> {
             dialled: dialled.to_owned(),
             from,
             view: self.agent.views.label(dial.view),
+            packet: packet.map(|(client, packet)| self.packet(client, &packet)),
             cluster: match &owner {
                 Some(owner) => Some(owner.service.cluster().to_owned()),
                 None => verdict.found.as_ref().and_then(|f| self.tables.cluster_at(f.key.address, f.key.view)),
@@ -206,6 +225,36 @@ impl Explainer<'_> {
             backends: set.filter(|_| is_resolved).map(|set| self.tables.backends_of(set)).unwrap_or_default(),
             endpoints,
         })
+    }
+
+    /// What happens to a packet.
+    fn packet(&self, client: PacketClient, packet: &PacketVerdict) -> String {
+        let status = self.agent.status.as_ref().ok();
+        if status.is_some_and(|status| status.packet_path.is_none()) {
+            return "the packet path is off (--packet-path): kube-proxy or nothing serves this packet".into();
+        }
+        let own = |address: Address| status.is_some_and(|status| status.node_addresses.contains(&address.to_string()));
+        let rows = packet.verdict.backends.iter().filter_map(|id| self.tables.rows.backends.get(*id));
+        let masqueraded = |row: &BackendRow| {
+            let backend = (row.address, own(row.address));
+            is_masqueraded(packet, (client.source, client.origin), client.rules, backend)
+        };
+        let replaced = rows.clone().filter(|row| masqueraded(row)).count();
+        match packet.action {
+            PacketAction::Pass => "not translated".into(),
+            PacketAction::Drop => "dropped: the client gets no answer".into(),
+            PacketAction::Reject => "rejected: the client sees a refused connection".into(),
+            PacketAction::Translate if replaced == 0 => format!("translated; the backend sees {}", client.source),
+            PacketAction::Translate if replaced == rows.count() => {
+                "translated; the backend sees the node's address".into()
+            }
+            PacketAction::Translate => {
+                format!(
+                    "translated; the backend sees {}, or the node's address, depending on the backend",
+                    client.source
+                )
+            }
+        }
     }
 
     fn because(

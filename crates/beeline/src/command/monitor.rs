@@ -69,18 +69,24 @@ fn line_text(line: &MonitorLine) -> String {
     }
 }
 
+/// The process and pod that dialled, or the source of a packet.
+fn client_text(AttributedEvent { event, names }: &AttributedEvent) -> String {
+    let process = format!("{}[{}]", event.process, event.pid);
+    match (event.source, &names.namespace, &names.pod) {
+        (Some((address, port)), ..) => format!("packet from {}", SocketAddr::new(address.ip(), port)),
+        (None, Some(namespace), Some(pod)) => {
+            let container = names.container.as_ref().map_or_else(String::new, |container| format!("/{container}"));
+            format!("{process} {namespace}/{pod}{container}")
+        }
+        _ => format!("{process} cgroup {}", event.cgroup),
+    }
+}
+
 /// `TIME PROCESS[PID] CLIENT: ADDRESS:PORT/PROTOCOL KIND SERVICE -> VERDICT BACKEND`; the destination is one that `explain`
 /// takes.
 fn event_text(attributed: &AttributedEvent) -> String {
     let AttributedEvent { event, names } = attributed;
     let time = jiff::Timestamp::from_nanosecond(i128::from(event.time)).unwrap_or_default();
-    let client = match (&names.namespace, &names.pod) {
-        (Some(namespace), Some(pod)) => {
-            let container = names.container.as_ref().map_or_else(String::new, |container| format!("/{container}"));
-            format!("{namespace}/{pod}{container}")
-        }
-        _ => format!("cgroup {}", event.cgroup),
-    };
     let dialled = SocketAddr::new(event.dialled.ip(), event.dialled_port);
     let backend = match event.chosen {
         Some((address, port)) => {
@@ -95,9 +101,8 @@ fn event_text(attributed: &AttributedEvent) -> String {
         .as_ref()
         .map_or_else(String::new, |policy| format!(" (over the connection limit of {policy})"));
     format!(
-        "{time:.3} {}[{}] {client}: {dialled}/{} {} {} -> {} {backend}{affinity}{limit}",
-        event.process,
-        event.pid,
+        "{time:.3} {}: {dialled}/{} {} {} -> {} {backend}{affinity}{limit}",
+        client_text(attributed),
         or_dash(event.protocol),
         event.kind.map_or_else(|| "-".to_owned(), |kind| word(&kind)),
         or_dash(names.service.as_ref()),
@@ -139,6 +144,7 @@ mod tests {
             affinity: false,
             limited: 0,
             view: 0,
+            source: None,
         };
         let names = EventNames { service: Some("default/web:http/TCP".into()), ..EventNames::default() };
         AttributedEvent { event, names }
@@ -159,6 +165,17 @@ mod tests {
             event_text(&event("fd00:96::10", None)),
             "2023-11-14T22:13:20.123Z curl[7] cgroup 42: [fd00:96::10]:80/TCP clusterIP default/web:http/TCP -> refused \
              noEndpoint"
+        );
+    }
+
+    #[test]
+    fn a_packet_is_shown_with_its_source() {
+        let mut packet = event("192.0.2.1", Some(("10.244.1.2", 8080)));
+        packet.event.source = Some(("198.51.100.7".parse::<std::net::IpAddr>().unwrap().into(), 40000));
+        assert_eq!(
+            event_text(&packet),
+            "2023-11-14T22:13:20.123Z packet from 198.51.100.7:40000: 192.0.2.1:80/TCP clusterIP default/web:http/TCP -> \
+             resolved 10.244.1.2:8080"
         );
     }
 }

@@ -61,12 +61,14 @@ impl Options {
             controller: self.controller(),
             beside_kube_proxy: self.beside_kube_proxy,
             report_interval: self.report_interval().filter(|_| role == HostRole::Node),
+            packet_path: self.packet_settings()?,
         })
     }
 
     pub fn rules(&self) -> anyhow::Result<Rules> {
         let mut rules = Rules::for_node(self.own_node_name()?);
         rules.host_role = self.host_role();
+        rules.packet_path = self.has_packet_path();
         rules.clusters = self.cluster_rules()?;
         rules.local_traffic_policy = self.local_traffic_policy.map_or_else(Default::default, Into::into);
         rules.no_local_endpoint_action = self.no_local_endpoint_action.map_or_else(Default::default, Into::into);

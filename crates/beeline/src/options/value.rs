@@ -1,8 +1,10 @@
 //! Types of option values. The command line (clap) and the configuration file (serde) parse them from the same text, so
 //! that both accept the same values.
 
+use beeline_agent::packet_path::LocalMode;
 use beeline_agent::{AgentDownAction, ControllerMode};
 use beeline_cluster::NodeScope;
+use beeline_datapath::packet::AttachOrder;
 use beeline_model::cluster::PodAccess;
 use beeline_model::object::AddressType;
 use beeline_model::rules::{HostRole, LocalTrafficPolicy, NoLocalEndpointAction};
@@ -81,6 +83,23 @@ word_enum! {
     AddressTypeArg => AddressType {
         InternalIp = "InternalIP" => AddressType::Internal,
         ExternalIp = "ExternalIP" => AddressType::External,
+    }
+}
+
+word_enum! {
+    PacketOrderArg => AttachOrder {
+        First = "first" => AttachOrder::First,
+        Last = "last" => AttachOrder::Last,
+    }
+}
+
+word_enum! {
+    /// The names of kube-proxy.
+    DetectLocalModeArg => LocalMode {
+        ClusterCidr = "ClusterCIDR" => LocalMode::ClusterCidr,
+        NodeCidr = "NodeCIDR" => LocalMode::NodeCidr,
+        BridgeInterface = "BridgeInterface" => LocalMode::Device,
+        InterfaceNamePrefix = "InterfaceNamePrefix" => LocalMode::Device,
     }
 }
 

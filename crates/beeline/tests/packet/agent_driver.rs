@@ -18,6 +18,8 @@ fn options(network: &PacketNetwork) -> Vec<String> {
         ("--cluster-cidr", POD_RANGES.join(",")),
         ("--node-addresses", format!("{},{}", node.v4, node.v6)),
         ("--max-services", "256".to_owned()),
+        // These settings belong to the machine, and not to the network namespace of the test.
+        ("--conntrack-max-per-core", "0".to_owned()),
         ("--metrics-bind-address", "off".to_owned()),
         ("--healthz-bind-address", "off".to_owned()),
     ]

@@ -4,7 +4,7 @@
 
 use super::Reconciler;
 use crate::address::Family;
-use crate::name::{Audience, Name, PortName, ServiceName, SetRole};
+use crate::name::{Audience, Name, PortName, Protocol, ServiceName, SetRole};
 use crate::op::{MapError, Maps, Op};
 use crate::plan::{BackendPlan, ServicePlan, SetPlan, SetPolicy};
 use crate::row::*;
@@ -114,7 +114,8 @@ impl<M: Maps> Reconciler<'_, M> {
         let node = plan.node.as_ref().map_or(Ok(0), |n| self.node(n))?;
         let (id, generation) = self.tables.allocate_backend()?;
         let state = BackendState { generation, roles: role as u8 };
-        self.write(Op::Backend(id, BackendRow { address: plan.address, port: plan.port, node, owner, state }))?;
+        let udp = self.tables.port_name(owner).is_some_and(|name| name.protocol == Protocol::Udp);
+        self.write(Op::Backend(id, BackendRow { address: plan.address, port: plan.port, node, owner, udp, state }))?;
         Ok(id)
     }
 

@@ -41,11 +41,14 @@ fn of_family<'a>(
     let (balancers, externals) = (of_family(&service.load_balancer_ips), of_family(&service.external_ips));
     let addresses = 1 + balancers + externals + u64::from(service.has_node_ports) + nodes;
     // One more row says that the ClusterIP is known.
-    let frontends = (ports.len() as u64).saturating_mul(addresses).saturating_add(1);
+    let outside = if context.rules.packet_path && service.external_local() { addresses - nodes - 1 } else { 0 };
+    let frontends = (ports.len() as u64).saturating_mul(addresses + outside).saturating_add(1);
     let views = context.cluster.view_ranks.len() as u64;
     let has_external_set = service.internal == TrafficPolicy::Local && addresses > 1;
     let has_restricted_set = balancers > 0 && !service.source_ranges.is_empty();
-    let sets = 1 + u64::from(has_external_set) + u64::from(has_restricted_set) + u64::from(nodes > 0) + nodes;
+    let outside_sets = u64::from(outside > 0) * (1 + u64::from(has_restricted_set));
+    let sets =
+        1 + u64::from(has_external_set) + u64::from(has_restricted_set) + u64::from(nodes > 0) + nodes + outside_sets;
     TableRows::new(frontends.saturating_mul(views), sets, endpoints)
 }
 

@@ -5,7 +5,10 @@ use crate::live_tables::LiveTables;
 use anyhow::{Context, anyhow, bail};
 use beeline_api::{AgentClient, PodLocation};
 use beeline_datapath::cgroup;
+use beeline_datapath::packet::PodRangeTable;
+use beeline_model::Address;
 use beeline_model::resolve::Dial;
+use beeline_model::resolve_packet::{PacketOrigin, SourceRules};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +33,16 @@ pub struct ExplainClient {
     pub excluded: Option<String>,
     /// `None`: `--from` was not given.
     pub text: Option<String>,
+    /// The client is the sender of a packet, and not a process of this host.
+    pub packet: Option<PacketClient>,
+}
+
+/// The sender of a packet that arrives at this node.
+#[derive(Clone, Copy, Debug)]
+pub struct PacketClient {
+    pub source: Address,
+    pub origin: PacketOrigin,
+    pub rules: SourceRules,
 }
 
 /// `from`: a process id, a directory, or a pod's NAME or NAMESPACE/NAME.
@@ -117,6 +130,17 @@ impl ExplainClient {
         ExplainClient { host: true, ..ExplainClient::default() }
     }
 
+    /// The sender of packets with this source address. `rules` and the pod ranges are those of the live tables.
+    pub fn packet(source: Address, tables: &LiveTables) -> anyhow::Result<ExplainClient> {
+        let is_pod = PodRangeTable::new(&tables.maps)?.contains(source)?;
+        let (detects_pods, masquerades_all) = tables.control()?.packet_flags();
+        let origin = if is_pod { PacketOrigin::Pod } else { PacketOrigin::Outside };
+        let place = if is_pod { "of a pod" } else { "from outside the cluster" };
+        let rules = SourceRules { detects_pods, masquerades_all };
+        let packet = Some(PacketClient { source, origin, rules });
+        Ok(ExplainClient { text: Some(format!("packet {place}, source {source}")), packet, ..ExplainClient::default() })
+    }
+
     pub fn new(location: ClientLocation, tables: &LiveTables, agent: &Agent) -> anyhow::Result<ExplainClient> {
         let ClientLocation { cgroup: path, host, text, exclusion } = location;
         cgroup::id(&path).with_context(|| format!("--from {}", path.display()))?;
@@ -137,10 +161,11 @@ impl ExplainClient {
         let not_served = not_served
             .map(|served| format!("the client is not below {}, the cgroup that the agent serves", served.display()));
         let view = found.first().map_or(0, |rule| rule.view);
-        Ok(ExplainClient { host, cgroups, view, excluded: not_served.or(excluded), text: Some(text) })
+        Ok(ExplainClient { host, cgroups, view, excluded: not_served.or(excluded), text: Some(text), packet: None })
     }
 
     pub fn dial(&self, destination: &Dial) -> Dial {
-        Dial { host: self.host, cgroups: self.cgroups.clone(), view: self.view, ..destination.clone() }
+        let source = self.packet.map(|packet| packet.source).or(destination.source);
+        Dial { host: self.host, cgroups: self.cgroups.clone(), view: self.view, source, ..destination.clone() }
     }
 }

@@ -11,6 +11,7 @@ use beeline_model::row::Rule;
 pub fn explanation(e: &DialExplanation) -> String {
     let mut lines = vec![("dialled", e.dialled.clone()), ("verdict", format!("{}: {}", verdict(e), e.because))];
     lines.extend(e.from.clone().map(|from| ("from", from)));
+    lines.extend(e.packet.clone().map(|packet| ("packet", packet)));
     lines.extend(e.view.clone().map(|view| ("view", view)));
     lines.extend(e.cluster.clone().filter(|name| name != LOCAL_CLUSTER).map(|cluster| ("cluster", cluster)));
     if let (Some(frontend), Some(kind)) = (&e.frontend, e.kind) {

@@ -3,8 +3,8 @@
 use super::{TablesStatus, is_plain};
 use crate::print::{self, or_dash, plural};
 use beeline_api::{
-    AgentStatus, ClusterStatus, DnsStatus, ExcludedPodCounts, PolicyCounts, ReachStatus, RefusalStatus, SnapshotStatus,
-    SuspendedRedirect, TokenStatus,
+    AgentStatus, ClusterStatus, DnsStatus, ExcludedPodCounts, PacketPathStatus, PolicyCounts, ReachStatus,
+    RefusalStatus, SnapshotStatus, SuspendedRedirect, TokenStatus,
 };
 use beeline_model::rules::HostRole;
 
@@ -37,6 +37,7 @@ pub fn agent(status: &AgentStatus) -> String {
     lines.extend(sources(status));
     lines.extend(waiting(status).map(|text| ("waiting", text)));
     lines.extend(kernel(status));
+    lines.extend(packet_path(status));
     lines.extend(pod_cgroups(status));
     lines.extend(excluded_pods(&status.counts.excluded_pods));
     lines.extend(status.suspended_redirects.iter().map(suspended_redirect));
@@ -44,6 +45,32 @@ pub fn agent(status: &AgentStatus) -> String {
     lines.extend(status.dns.as_ref().map(|status| ("dns", dns(status))));
     lines.extend(counts(status));
     render(&lines) + &refusals(&status.refusals)
+}
+
+/// Who serves packets that arrive from outside a node.
+fn packet_path(status: &AgentStatus) -> Vec<Line> {
+    let name = "packet path";
+    let Some(path) = &status.packet_path else {
+        let text = if status.beside_kube_proxy { "off; kube-proxy serves packets from outside" } else { "off" };
+        return Vec::from_iter((status.host_role == HostRole::Node).then(|| (name, text.to_owned())));
+    };
+    let PacketPathStatus { serving, attachment, devices, table_repairs, counts, .. } = path;
+    let at = if devices.is_empty() { "no device".to_owned() } else { devices.join(" ") };
+    let how = attachment.as_ref().map_or_else(String::new, |kind| format!(" by {kind}"));
+    let mut lines = vec![(name, format!("serving: {}; {at}{how}", yes_no(*serving)))];
+    lines.extend(path.problem.as_ref().map(|problem| ("", format!("problem: {problem}"))));
+    if !path.table {
+        lines.push(("", "the nftables table `inet beeline` is missing".to_owned()));
+    }
+    if *table_repairs > 0 {
+        lines.push(("", format!("the nftables table was changed by another program {} times", table_repairs)));
+    }
+    let flows = plural(counts.flows as usize, "flow");
+    lines.push((
+        "",
+        format!("{flows}; packets: {} rejected, {} dropped, {} failed", counts.rejected, counts.dropped, counts.failed),
+    ));
+    lines
 }
 
 fn suspended_redirect(suspended: &SuspendedRedirect) -> Line {
