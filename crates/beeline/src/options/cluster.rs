@@ -352,6 +352,15 @@ views: { /sys/fs/cgroup/green.slice: green }
         for part in ["green", "blue", "give it a `view`"] {
             assert!(overlap.contains(part), "{overlap}");
         }
+        let text = format!(
+            "host-role: outside\ncgroup: /c\ndns-address: 127.0.0.1:53\ndns-view: ['green=127.0.0.2:53']\nclusters:\n{blue}\
+             - {{ name: green, manifests: /g, serviceCIDRs: [10.43.128.0/17] }}"
+        );
+        let first = options(&text).settings().unwrap_err().to_string();
+        assert!(
+            first.contains("give it a `view`"),
+            "an error in the list comes before those that follow from it: {first}"
+        );
         let with_view = format!("{blue}- {{ name: green, manifests: /g, serviceCIDRs: [10.43.0.0/16], view: green }}");
         let with_view = options(&format!("host-role: outside\nclusters:\n{with_view}"));
         assert!(with_view.cluster_list().is_ok(), "every K3s uses that range");

@@ -24,6 +24,8 @@ impl Options {
     pub fn settings(&self) -> anyhow::Result<AgentSettings> {
         let default_cgroup = || cgroup::root().context("--cgroup is not set, and the root of cgroup2 cannot be used");
         let role = self.host_role();
+        // First: a mistake in the list of clusters may be the cause of others, such as a view that --dns-view misses.
+        let (rules, cluster_list) = (self.rules()?, self.cluster_list()?);
         let kernel = KernelSettings {
             cgroup: self.cgroup.clone().map_or_else(default_cgroup, Ok)?,
             pin_dir: self.pin_dir(),
@@ -47,8 +49,8 @@ impl Options {
         };
         Ok(AgentSettings {
             commit: env!("BEELINE_COMMIT"),
-            rules: self.rules()?,
-            cluster_list: self.cluster_list()?,
+            rules,
+            cluster_list,
             reload: self.reload(),
             kernel,
             listeners,
