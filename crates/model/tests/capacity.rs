@@ -205,9 +205,8 @@ fn a_product_that_no_table_holds_is_refused_before_it_is_planned() {
     endpoints.endpoints = (0..1_000).map(|at| Endpoint { address: address(0x0b00_0000 + at), ..one.clone() }).collect();
     let modest = modest();
     let mut agent = Agent::new();
-    let start = std::time::Instant::now();
+    // Planning these rows would take hundreds of gigabytes, so this test ends only if they are not planned.
     agent.apply([Object::Service(wide), slice, deep, Object::Slice(endpoints)].into_iter().chain(modest.clone()));
-    assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", start.elapsed());
     assert_eq!(agent.refused(), ["Service aaa/deep", "Service aaa/wide"].map(String::from).into());
     assert_eq!(agent.served(&modest), names(&modest));
 }
