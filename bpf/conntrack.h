@@ -137,16 +137,28 @@ static __always_inline void replying_backend(const struct nf_conn *entry, bool v
     *port = src->u.all;
 }
 
+/*
+ * Releases the entry, and tells whether there was one. The result is set by assembly after the
+ * release: the compiler would otherwise set it first and test the pointer twice, and the verifier
+ * of Linux 6.1 does not see that the second test has the same result.
+ */
+static __always_inline bool release_if_found(struct nf_conn *entry)
+{
+    __u64 found = 0;
+
+    if (entry) {
+        bpf_ct_release(entry);
+        asm volatile("%0 = 1" : "=r"(found));
+    }
+    return found;
+}
+
 /* The kernel removes an entry without remaining time at the next lookup. */
 static __always_inline bool has_entry(struct __sk_buff *skb, struct flow *f)
 {
     struct bpf_ct_opts opts = conntrack_options(f);
-    struct nf_conn *entry = bpf_skb_ct_lookup(skb, &f->tuple, tuple_size(f), &opts, sizeof(opts));
 
-    if (!entry)
-        return false;
-    bpf_ct_release(entry);
-    return true;
+    return release_if_found(bpf_skb_ct_lookup(skb, &f->tuple, tuple_size(f), &opts, sizeof(opts)));
 }
 
 /*
@@ -163,16 +175,11 @@ static __always_inline bool insert_entry(struct __sk_buff *skb, struct flow *f,
     struct bpf_ct_opts opts = conntrack_options(f);
     struct nf_conn___init *new =
         bpf_skb_ct_alloc(skb, &f->tuple, tuple_size(f), &opts, sizeof(opts));
-    struct nf_conn *entry;
 
     if (!new)
         return false;
     bpf_ct_set_timeout(new, NEW_ENTRY_TIMEOUT_MS);
     bpf_ct_set_nat_info(new, &to, bpf_ntohs(port), NF_NAT_MANIP_DST);
     bpf_ct_set_nat_info(new, &from, 0, NF_NAT_MANIP_SRC);
-    entry = bpf_ct_insert_entry(new);
-    if (!entry)
-        return false;
-    bpf_ct_release(entry);
-    return true;
+    return release_if_found(bpf_ct_insert_entry(new));
 }

@@ -64,10 +64,11 @@ static __always_inline bool is_own_node_port(const struct filter *f, const struc
 /*
  * Finds the frontend. Most rows are the same for dials of sockets and for packets. A frontend with
  * externalTrafficPolicy Local has a second row, for packets from outside the cluster. Packets from
- * pods use the first row, and keep their source address too.
+ * pods use the first row, and keep their source address too. Not inlined, because its variables
+ * would take too much of the stack below decide(): Linux 6.1 rounds each frame up to 32 bytes.
  */
-static __always_inline bool find_packet_frontend(struct __sk_buff *skb, const struct control *c,
-                                                 const struct filter *f, struct packet *p)
+static __noinline bool find_packet_frontend(struct __sk_buff *skb, const struct control *c,
+                                            const struct filter *f, struct packet *p)
 {
     struct frontend_key key = {};
     struct hit outside = {};

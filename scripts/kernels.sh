@@ -33,6 +33,7 @@ kernels=(
 # Modules that the guest's modprobe loads on demand. A module that a kernel has built in is skipped.
 modules=(inet_diag tcp_diag udp_diag mptcp_diag veth dummy llc stp bridge)
 mapfile -t -O "${#modules[@]}" modules <scripts/kernels/nfs-modules
+mapfile -t -O "${#modules[@]}" modules <scripts/kernels/netfilter-modules
 
 cache=${BEELINE_CACHE:-$HOME/.cache/beeline}/kernels
 limit=${BEELINE_BOOT_LIMIT:-900}

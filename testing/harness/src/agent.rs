@@ -58,6 +58,12 @@ impl AgentProcess {
         Ok(AgentProcess { running: None, binary: binary.into(), manifests, dir, pins, cgroup: None })
     }
 
+    /// Waits until the packet path of the agent serves.
+    pub fn wait_for_packet_path(&self) {
+        let is_serving = || self.status().is_ok_and(|status| status["packetPath"]["serving"] == true);
+        crate::wait_until("the packet path serves", START_TIMEOUT, is_serving);
+    }
+
     // ---- the process ----
 
     /// Starts the agent with small tables, and returns once it serves.

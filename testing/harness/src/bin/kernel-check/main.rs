@@ -8,6 +8,7 @@ mod code;
 mod dials;
 mod lifecycle;
 mod nfs;
+mod packets;
 mod policies;
 
 use std::process::ExitCode;
@@ -39,6 +40,7 @@ fn run(checks: &mut Checks) -> Result<()> {
     lifecycle::restarted(&mut example, checks);
     lifecycle::cleaned(&mut example, checks);
     churn::churn(&example.network, checks);
+    packets::packets(checks);
     // The last one: it leaves an agent at the root cgroup of the guest.
     nfs::mounted(&mut example, checks);
     Ok(())
