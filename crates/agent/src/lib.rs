@@ -25,6 +25,7 @@ mod listen;
 mod main_loop;
 mod member;
 mod metric;
+mod netlink;
 pub mod packet_path;
 mod plan_refusals;
 mod pod_cgroup;

@@ -1,47 +1,35 @@
 //! Reads the network devices of this host by netlink, and waits for changes of devices and addresses.
 
 use super::device::Device;
+use crate::netlink::NetlinkConnection;
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use rtnetlink::MulticastGroup;
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
-use rtnetlink::{Handle, MulticastGroup};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use tokio::task::JoinSet;
 
 const GROUPS: [MulticastGroup; 3] = [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
 
-type Messages =
-    futures::channel::mpsc::UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, rtnetlink::sys::SocketAddr)>;
-
 pub struct DeviceReader {
-    handle: Handle,
-    messages: Messages,
-    /// Read the sockets; aborted on drop.
-    _tasks: JoinSet<()>,
+    netlink: NetlinkConnection,
 }
 
 impl DeviceReader {
     /// Opens sockets in the network namespace of this thread.
     pub fn open() -> io::Result<DeviceReader> {
-        let mut tasks = JoinSet::new();
-        let (connection, handle, _) = rtnetlink::new_connection()?;
-        tasks.spawn(connection);
-        // A separate socket, so that a flood of notifications cannot drop responses.
-        let (connection, _, messages) = rtnetlink::new_multicast_connection(&GROUPS)?;
-        tasks.spawn(connection);
-        Ok(DeviceReader { handle, messages, _tasks: tasks })
+        Ok(DeviceReader { netlink: NetlinkConnection::open(&GROUPS)? })
     }
 
     /// Waits for the next change and consumes all that are queued. `false` means that the socket was closed.
     pub async fn changed(&mut self) -> bool {
         loop {
-            let Some((message, _)) = self.messages.next().await else { return false };
+            let Some((message, _)) = self.netlink.notifications.next().await else { return false };
             let mut relevant = is_relevant(&message);
-            while let Some(Some((message, _))) = self.messages.next().now_or_never() {
+            while let Some(Some((message, _))) = self.netlink.notifications.next().now_or_never() {
                 relevant |= is_relevant(&message);
             }
             if relevant {
@@ -52,12 +40,12 @@ impl DeviceReader {
 
     pub async fn devices(&self) -> Result<Vec<Device>, rtnetlink::Error> {
         let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-        let mut stream = self.handle.address().get().execute();
+        let mut stream = self.netlink.handle.address().get().execute();
         while let Some(message) = stream.try_next().await? {
             addresses.entry(message.header.index).or_default().extend(address_of(&message));
         }
         let mut devices = Vec::new();
-        let mut stream = self.handle.link().get().execute();
+        let mut stream = self.netlink.handle.link().get().execute();
         while let Some(message) = stream.try_next().await? {
             let addresses = addresses.remove(&message.header.index).unwrap_or_default();
             devices.push(Device { addresses, ..device_of(&message) });

@@ -3,6 +3,7 @@
 //! mark, user or source address are not seen, because this process may not match them while an application does.
 
 use super::route_match::{BlockReason, RouteMatch, is_default, subtract_blocked, unshadowed_hosts};
+use crate::netlink::NetlinkConnection;
 use beeline_model::Address;
 use futures::{FutureExt, Stream, StreamExt};
 use ipnet::IpNet;
@@ -98,15 +99,10 @@ pub struct RouteReader {
 impl RouteReader {
     /// Opens sockets in the network namespace of this thread.
     pub fn open() -> io::Result<RouteReader> {
-        let mut tasks = JoinSet::new();
-        let (connection, handle, _) = rtnetlink::new_connection()?;
-        tasks.spawn(connection);
-        // A separate socket, so that a flood of notifications cannot drop responses.
-        let (connection, _, messages) = rtnetlink::new_multicast_connection(&MULTICAST_GROUPS)?;
-        tasks.spawn(connection);
-        let changes = messages.filter_map(|(message, _)| std::future::ready(RouteChange::of(&message)));
+        let NetlinkConnection { handle, notifications, _tasks } = NetlinkConnection::open(&MULTICAST_GROUPS)?;
+        let changes = notifications.filter_map(|(message, _)| std::future::ready(RouteChange::of(&message)));
         let (examined, lookups) = (BTreeMap::new(), AtomicU64::new(0));
-        Ok(RouteReader { handle, changes: Box::pin(changes), examined, lookups, _tasks: tasks })
+        Ok(RouteReader { handle, changes: Box::pin(changes), examined, lookups, _tasks })
     }
 
     /// Waits for the next notification and consumes all that are queued. `None` means that the socket was closed.
